@@ -1,0 +1,177 @@
+"""Every setting of a run in one flat, frozen record, and the two presets.
+
+Knows nothing of the rest of the package. The names are those of the published recipe (GRPO on SWE-Gym);
+`laptop()` runs anywhere in minutes, `spindle()` is the full run against a Tinker-compatible server.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+SYSTEM_PROMPT = """\
+You are a software engineer at work in a git repository at /testbed. You have one tool, bash, which runs a \
+command there; there is no network. Find the cause of the issue that the user describes and fix it in the \
+source with the smallest change that is right. Look before you edit. Do not weaken, skip or delete tests. \
+When the fix is in place, say in a sentence or two what you changed, without a tool call: that ends your work."""
+
+TINY_SYSTEM_PROMPT = "You are a coding agent. Fix the bug with the bash tool."
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The settings of one run. Lengths are in tokens, times in seconds unless the comment says otherwise."""
+
+    # What is trained, and where
+    preset: str = "laptop"  # laptop | spindle: which preset this began as
+    base_model: str = "tiny-qwen3"  # the name that the training server knows the model by
+    tokenizer: str | None = None  # a path or a hub name; None: what the server says
+    tokenizer_revision: str | None = None  # pins the tokenizer's files on the hub
+    tasks: str = "bundled"  # bundled | a path to a JSONL file
+    sandbox: str = "local"  # local | subprocess: where the agent's commands and the tests run
+    clients: int = 1  # LoRA adapters trained side by side on one server
+    lora_rank: int = 16  # alpha is the server's
+    train_unembed: bool = False  # whether the output layer gets an adapter too
+    seed: int = 0  # decides the order of the tasks, the adapters' start and the sampling
+
+    # How long
+    steps: int = 30  # batches a client; one batch = one publication of weights
+    hours: float = 1.0  # wall-clock limit of the run, in hours
+
+    # One attempt
+    system_prompt: str = TINY_SYSTEM_PROMPT
+    context_tokens: int = 1024  # prompt, turns and observations together
+    turn_tokens: int = 80  # at most this many sampled tokens a turn
+    max_turns: int = 6
+    temperature: float = 1.0
+    tool_timeout: float = 10.0  # a command of the agent's is killed after this
+    observation_chars: int = 1500  # of a command's output, its last ones are shown to the agent
+    grading_timeout: float = 60.0  # the hidden tests are killed after this
+    patch_bytes: int = 2_000_000  # a larger patch is invalid
+
+    # One batch
+    group_size: int = 8  # attempts at one task under one policy
+    min_group_size: int = 2  # a group with fewer graded attempts is dropped
+    groups_per_batch: int = 8  # a batch closes when this many mixed groups are in,
+    max_groups_per_batch: int | None = 8  # or this many were seen and one was kept (None: no such limit)
+    max_fruitless_groups: int = 100  # the run stops after this many groups in a row without a mixed one
+    minibatch_groups: int = 4  # groups a forward_backward and optim_step
+
+    # The update
+    kl_coef: float = 0.0  # weight of the KL term against the base model; 0 asks for no reference
+    learning_rate: float = 1e-3
+    warmup_steps: int = 2  # the learning rate rises linearly over this many steps
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-12  # the SDK's default
+    grad_clip_norm: float = 1.0
+    clip_low: float = 0.8  # PPO's ratio is clipped below this
+    clip_high: float = 1.28  # and above this
+
+    # Client-side parallelism; the server's own is its business
+    rollout_workers: int = 16  # attempts at once, a client
+    grading_workers: int = 2  # gradings at once, a client
+    inflight_groups: int = 4  # groups started and not yet graded
+    grading_queue_size: int = 64  # attempts waiting to be graded before rollouts wait
+    completed_group_buffer: int = 8  # graded groups waiting for the trainer before new ones wait
+    attempt_retries: int = 2  # an infrastructure fault is tried again this often
+    evaluation_attempts: int = 8  # attempts a held-out task, before and after
+
+    def __post_init__(self) -> None:
+        positive = """clients steps hours lora_rank context_tokens turn_tokens max_turns tool_timeout
+            observation_chars grading_timeout patch_bytes group_size groups_per_batch minibatch_groups
+            learning_rate rollout_workers grading_workers inflight_groups grading_queue_size
+            completed_group_buffer max_fruitless_groups evaluation_attempts grad_clip_norm""".split()
+        for name in positive:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("kl_coef", "temperature", "warmup_steps", "attempt_retries"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.max_groups_per_batch is not None and self.max_groups_per_batch < self.groups_per_batch:
+            raise ValueError("max_groups_per_batch must be at least groups_per_batch, or none")
+        if not 2 <= self.min_group_size <= self.group_size:
+            raise ValueError("min_group_size must lie between 2 and group_size: one attempt has no advantage")
+        if not self.clip_low < 1 < self.clip_high:
+            raise ValueError("clip_low < 1 < clip_high must hold: they bound PPO's probability ratio")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def with_settings(self, settings: typing.Iterable[str]) -> TrainingConfig:
+        """Return a copy with `FIELD=VALUE` texts applied, as `--set` takes them.
+
+        Raises ValueError that names the field for an unknown one or a value of the wrong type.
+        """
+        types = typing.get_type_hints(TrainingConfig)
+        changes: dict[str, Any] = {}
+        for setting in settings:
+            name, equals, text = setting.partition("=")
+            if not equals or name not in types:
+                known = ", ".join(f.name for f in fields(self))
+                raise ValueError(f"--set takes FIELD=VALUE, and {setting!r} names none of: {known}")
+            changes[name] = _parse(name, text, types[name])
+        return replace(self, **changes)
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    options = typing.get_args(kind) or (kind,)
+    if type(None) in options and text.lower() in ("none", "null"):
+        return None
+    if str in options:
+        return text
+    try:
+        value = json.loads(text.lower() if bool in options else text)
+    except ValueError:
+        value = text
+    if bool in options and isinstance(value, bool):
+        return value
+    if float in options and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if int in options and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{name} takes {getattr(options[0], '__name__', options[0])}, not {text!r}")
+
+
+def laptop(**changes: Any) -> TrainingConfig:
+    """The default: a tiny policy, bundled tasks and a server on this machine; about four minutes on two cores."""
+    return replace(TrainingConfig(), **changes)
+
+
+def spindle(**changes: Any) -> TrainingConfig:
+    """The published full run: eight rank-32 adapters of Qwen3.5-9B at 128K context, 100 batches each."""
+    config = TrainingConfig(
+        preset="spindle",
+        base_model="qwen35-9b-lora-128k",
+        tokenizer="Qwen/Qwen3.5-9B",
+        tokenizer_revision="c202236235762e1c871ad0ccb60c8ee5ba337b9a",
+        tasks="swegym",
+        sandbox="modal",
+        clients=8,
+        lora_rank=32,
+        seed=4242,
+        steps=100,
+        hours=24.0,
+        system_prompt=SYSTEM_PROMPT,
+        context_tokens=131_072,
+        turn_tokens=8192,
+        max_turns=20,
+        tool_timeout=120.0,
+        observation_chars=20_000,
+        grading_timeout=1200.0,
+        groups_per_batch=32,
+        max_groups_per_batch=None,
+        max_fruitless_groups=500,
+        minibatch_groups=8,
+        kl_coef=1e-4,
+        learning_rate=1e-6,
+        warmup_steps=0,
+        adam_beta2=0.95,
+        rollout_workers=64,
+        grading_workers=64,
+        inflight_groups=32,
+        evaluation_attempts=4,
+    )
+    return replace(config, **changes)

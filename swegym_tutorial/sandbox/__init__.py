@@ -1,0 +1,97 @@
+"""What a sandbox is: an isolated place with a task's repository at /testbed, where commands run.
+
+A backend opens sandboxes; each kind has its module (local.py: bubblewrap; subprocess.py: no isolation, an
+explicit opt-in). Sandboxes know nothing of agents, tests or rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..tasks import Task
+
+REPOSITORY = "/testbed"
+
+
+class SandboxError(RuntimeError):
+    """The sandbox failed, not the command in it: an infrastructure fault, which never becomes a reward."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This kind of sandbox cannot work on this machine; the text names the cause and the mend."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What one command did. A command that fails or is killed is a result; a failing sandbox raises."""
+
+    exit_code: int  # 128 + signal where one ended it; 124 after a timeout
+    output: str  # stdout and stderr in the order they came; UTF-8, undecodable bytes replaced
+    timed_out: bool
+    truncated_bytes: int  # left out between head and tail where the output passed the limit; 0 otherwise
+    seconds: float
+
+
+class Sandbox(Protocol):
+    """One isolated copy of a task's repository. Used by one thread at a time; close() from any, any time."""
+
+    def exec(
+        self, command: str, *, timeout: float, output_bytes: int = 65_536, env: Mapping[str, str] | None = None
+    ) -> CommandResult:
+        """Run a bash command in /testbed with stdin closed; no process of it outlives the call.
+
+        timeout: seconds; it holds whatever the command does. output_bytes: half of it is kept from the
+        output's start and half from its end. env: added to the sandbox's own environment.
+        Raises SandboxError where the sandbox is closed or broken.
+        """
+        ...
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Write a file of any size at an absolute path inside; folders are made. Raises SandboxError."""
+        ...
+
+    def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
+        """Return a regular file's bytes, up to limit + 1 of them, following no symbolic link.
+
+        Raises FileNotFoundError where there is no such regular file, SandboxError where the sandbox is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all in it and delete it. Safe to call twice."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """Opens sandboxes of one kind for one run. Safe for many threads."""
+
+    name: str
+
+    def open(self, task: Task) -> Sandbox:
+        """Return a fresh sandbox with the task's repository at base_commit, nothing else of the task in it.
+
+        Raises SandboxError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close every sandbox still open and delete what the backend keeps. Safe to call twice."""
+        ...
+
+
+def backend(name: str) -> SandboxBackend:
+    """Return the backend of that name: local or subprocess.
+
+    Raises SandboxUnavailable where it cannot work here, and ValueError for an unknown name.
+    """
+    if name == "local":
+        from .local import LocalBackend
+
+        return LocalBackend()
+    if name == "subprocess":
+        from .subprocess import SubprocessBackend
+
+        return SubprocessBackend()
+    raise ValueError(f"no sandbox is called {name!r}; there are local and subprocess")
