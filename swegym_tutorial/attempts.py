@@ -1,0 +1,170 @@
+"""One attempt from its start to its verdict, with retries, recorded in the run folder.
+
+This is the first of the two borders where exceptions are caught: an infrastructure fault is tried again, and
+then costs this attempt only. Knows nothing of groups' fates or of training.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .config import TrainingConfig
+from .events import RunFolder
+from .grading import Episode, Grader, Outcome
+from .policy import PolicyError, Stopped
+from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
+from .sandbox import SandboxBackend, SandboxError
+from .tasks import Task
+
+LONGEST_PAUSE = 30.0  # seconds between two tries
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which attempt this is: the keys of its events and the names of its folder."""
+
+    phase: str
+    job: str
+    group: int
+    attempt: int
+    instance_id: str
+    policy_version: int
+
+
+class AttemptRunner:
+    """Runs and grades attempts for one run. Safe for many threads."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        sandboxes: SandboxBackend,
+        grader: Grader,
+        folder: RunFolder,
+        config: TrainingConfig,
+        stop: threading.Event,
+    ) -> None:
+        self._chat = chat
+        self._sandboxes = sandboxes
+        self._grader = grader
+        self._folder = folder
+        self._config = config
+        self._stop = stop
+
+    def rollout(self, task: Task, sampler: Sampler, identity: Identity) -> Rollout | None:
+        """Return the attempt, or None where infrastructure faults took it. Raises Stopped."""
+        key = asdict(identity)
+        self._folder.log("rollout_start", **key)
+        seed = random.Random(f"{self._config.seed} {identity}").randrange(2**31)
+
+        def on_turn(turn: Turn) -> None:
+            self._folder.log("sample", **key, tokens=turn.sampled_tokens, seconds=round(turn.sampling_seconds, 4))
+            for result in turn.results:
+                self._folder.log("tool", **key, exit_code=result.exit_code, seconds=round(result.seconds, 4))
+
+        rollout = self._with_retries(
+            lambda: generate_rollout(
+                task, sampler, self._chat, self._sandboxes, self._config, seed=seed, on_turn=on_turn
+            ),
+            identity,
+        )
+        if rollout is None:
+            return None
+        self._folder.save_rollout(self._where(identity), rollout)
+        self._folder.log(
+            "rollout_ready",
+            **key,
+            ending=rollout.ending,
+            turns=len(rollout.turns),
+            broken_turns=sum(bool(turn.errors) for turn in rollout.turns),
+            tokens=len(rollout.tokens),
+            sampled_tokens=int(rollout.mask.sum()),
+            seconds=round(rollout.seconds, 4),
+            sampling_seconds=round(rollout.sampling_seconds, 4),
+            tool_seconds=round(rollout.tool_seconds, 4),
+        )
+        return rollout
+
+    def grade(self, task: Task, rollout: Rollout, identity: Identity) -> Episode | None:
+        """Return the graded attempt, or None where infrastructure faults took it. Raises Stopped."""
+        key = asdict(identity)
+        self._folder.log("grading_start", **key)
+        start = time.monotonic()
+        verdict = self._with_retries(lambda: self._grader.grade(task, rollout.patch), identity)
+        if verdict is None:
+            return None
+        self._folder.save_episode(self._where(identity), rollout, verdict)
+        self._folder.log(
+            "episode",
+            **key,
+            reward=verdict.reward,
+            outcome=verdict.outcome,
+            ending=rollout.ending,
+            grading_seconds=round(time.monotonic() - start, 4),
+            shared_verdict=verdict.shared,
+        )
+        return Episode(rollout, verdict)
+
+    def _where(self, identity: Identity) -> Any:
+        return self._folder.episode(identity.phase, identity.job, identity.group, identity.attempt)
+
+    def _with_retries(self, work: Callable[[], Any], identity: Identity) -> Any:
+        for tries in range(self._config.attempt_retries + 1):
+            try:
+                return work()
+            except (SandboxError, PolicyError) as error:
+                if self._stop.is_set():  # what fails while everything is being closed is no fault
+                    raise Stopped from error
+                reason = f"{type(error).__name__}: {error}"
+            self._folder.log("attempt_fault", **asdict(identity), reason=reason, tries=tries + 1)
+            if tries < self._config.attempt_retries and self._stop.wait(
+                min(LONGEST_PAUSE, 2**tries * random.uniform(0.5, 1))
+            ):
+                raise Stopped
+        self._folder.log(
+            "episode",
+            **asdict(identity),
+            reward=None,
+            outcome=Outcome.INFRASTRUCTURE,
+            ending=Ending.INFRASTRUCTURE,
+            reason=reason,
+        )
+        return None
+
+
+class Workers:
+    """Daemon threads that take calls from a queue, so that no interpreter ever waits for them at its end."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True) for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run a call on one of the threads. It must not raise."""
+        self._calls.put(call)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def close(self, timeout: float) -> None:
+        """Drop what is queued, end the threads and wait for them, at most `timeout` seconds in all."""
+        while not self._calls.empty():
+            try:
+                self._calls.get_nowait()
+            except queue.Empty:
+                break
+        for _ in self._threads:
+            self._calls.put(None)
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,196 @@
+"""The run folder: what a run writes, and how it is read, live or afterwards.
+
+    config.json                     the settings
+    events.jsonl                    one JSON object a line, appended and flushed line by line
+    train-job<n>-checkpoint.json    what a resume needs, written atomically after each batch
+    episodes/<phase>/<job>/g000000-a0/
+        ungraded.json.gz            the attempt before grading
+        trajectory.json.gz          with its verdict
+        prediction.patch            what the agent changed
+        <instance id>/report.json, test_output.txt
+    reward_time.png                 the figure
+
+Knows nothing of how the records come about.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .grading import Verdict
+from .rollout import Rollout
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot say (NaN, infinities) by null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Return one line of valid JSON."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file so that a reader, or a crash, sees the old or the new one and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RunFolder:
+    """Names of what lies in a run folder, and the writing of it. Safe for many threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.events = self.path / "events.jsonl"
+        self._lock = threading.Lock()
+        self._file: Any = None
+
+    def used(self) -> bool:
+        return self.path.exists() and any(self.path.iterdir())
+
+    def open(self) -> None:
+        """Make the folder and open the log for appending; a last line that was cut is ended first."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._file = self.events.open("a+b")
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+                self._file.flush()
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Append one event; `time` is in seconds since 1970. After close() it does nothing."""
+        line = dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
+        with self._lock:
+            if self._file is not None and not self._file.closed:
+                self._file.write(line.encode())
+                self._file.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+
+    def checkpoint(self, job: int) -> Path:
+        return self.path / f"train-job{job}-checkpoint.json"
+
+    def episode(self, phase: str, job: str, group: int, attempt: int) -> Path:
+        return self.path / "episodes" / phase / job / f"g{group:06d}-a{attempt}"
+
+    def save_rollout(self, folder: Path, rollout: Rollout) -> None:
+        """Write an attempt as it stands before grading."""
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_gzip(folder / "ungraded.json.gz", rollout_to_json(rollout))
+        (folder / "prediction.patch").write_bytes(rollout.patch)
+
+    def save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
+        """Write an attempt with its verdict, and what the tests said."""
+        report = verdict_to_json(verdict)
+        _write_gzip(folder / "trajectory.json.gz", {**rollout_to_json(rollout), "verdict": report})
+        tests = folder / rollout.task_id.lower()
+        tests.mkdir(exist_ok=True)
+        (tests / "report.json").write_text(dumps(report) + "\n", encoding="utf-8")
+        (tests / "test_output.txt").write_text(verdict.log, encoding="utf-8")
+
+
+def _write_gzip(path: Path, value: Any) -> None:
+    path.write_bytes(gzip.compress(dumps(value).encode(), compresslevel=1, mtime=0))
+
+
+def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
+    turns = [
+        {
+            "text": turn.text,
+            "sampled_tokens": turn.sampled_tokens,
+            "calls": [
+                {
+                    "command": command,
+                    "exit_code": result.exit_code,
+                    "output": result.output,
+                    "timed_out": result.timed_out,
+                    "truncated_bytes": result.truncated_bytes,
+                    "seconds": round(result.seconds, 4),
+                }
+                for command, result in zip(turn.commands, turn.results, strict=True)
+            ],
+            "errors": list(turn.errors),
+        }
+        for turn in rollout.turns
+    ]
+    return {
+        "instance_id": rollout.task_id,
+        "ending": rollout.ending,
+        "seconds": round(rollout.seconds, 4),
+        "turns": turns,
+        "tokens": rollout.tokens.tolist(),
+        "mask": rollout.mask.astype(int).tolist(),
+        "logprobs": [round(x, 6) for x in rollout.logprobs.tolist()],
+    }
+
+
+def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "outcome": verdict.outcome,
+        "reward": verdict.reward,
+        "tests": dict(verdict.tests),
+        "detail": verdict.detail,
+        "seconds": round(verdict.seconds, 4),
+        "shared": verdict.shared,
+    }
+
+
+class EventReader:
+    """Reads a run's events as they grow: each `read()` returns those that came since the last one.
+
+    A last line that is still being written, or was cut by a crash, is left for later; a line that is no JSON
+    object is passed over and counted in `bad_lines`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = Path(path)
+        self._path = path / "events.jsonl" if path.is_dir() or not path.suffix else path
+        self._at = 0
+        self.bad_lines = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return list(self._parse(whole))
+
+    def _parse(self, data: bytes) -> Iterator[dict[str, Any]]:
+        for line in data.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if isinstance(event, dict):
+                yield event
+            elif line.strip():
+                self.bad_lines += 1
+
+
+Log = Callable[..., None]

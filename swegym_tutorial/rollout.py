@@ -1,0 +1,226 @@
+"""One attempt: sample a turn, run its commands, show what came out, until the agent is done.
+
+The trajectory is token-exact: sampled ids are appended as they came and only observations are encoded, so that
+training sees what was sampled. Earlier turns, thinking included, are never rendered anew: the policy sees its
+own words again, where Qwen's template would drop them. Knows nothing of tests, rewards or training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from .config import TrainingConfig
+from .patches import capture_patch
+from .sandbox import CommandResult, Sandbox, SandboxBackend
+from .tasks import Task
+from .tools import BASH_TOOL, observation, parse_tool_calls
+
+CONTEXT_MARGIN = 16  # tokens left free at the end of the context
+
+
+class Ending(StrEnum):
+    """Why an attempt ended."""
+
+    FINAL = "final"  # the agent gave an answer without a tool call
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_LIMIT = "context_limit"
+    GENERATION_LIMIT = "generation_limit"  # one turn used up its whole budget
+    INFRASTRUCTURE = "infrastructure"  # not the agent's doing: never graded
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the policy said in one turn."""
+
+    tokens: list[int]
+    logprobs: list[float]  # of each token, under the policy that sampled it
+    stopped: bool  # at a stop token; False: the budget ran out
+
+
+class Sampler(Protocol):
+    """One fixed policy to sample from."""
+
+    def sample(self, prompt: list[int], max_tokens: int, seed: int | None) -> Sample:
+        """Continue the prompt. Raises an infrastructure error (PolicyError) where the server fails."""
+        ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: what the policy said, and what each of its commands did."""
+
+    text: str  # all that was sampled, thinking and special strings included
+    sampled_tokens: int
+    commands: tuple[str, ...]
+    results: tuple[CommandResult, ...]
+    errors: tuple[str, ...]  # what the model was told of broken calls
+    sampling_seconds: float
+    tool_seconds: float
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt. The three arrays have equal lengths; a trailing observation is cut off."""
+
+    task_id: str
+    tokens: np.ndarray  # int32: prompt, turns and observations as the policy saw them
+    mask: np.ndarray  # bool: True where the token was sampled
+    logprobs: np.ndarray  # float32: the sampled tokens' log-probabilities, 0 elsewhere
+    turns: tuple[Turn, ...]
+    ending: Ending
+    patch: bytes
+    seconds: float
+
+    @property
+    def sampling_seconds(self) -> float:
+        return sum(turn.sampling_seconds for turn in self.turns)
+
+    @property
+    def tool_seconds(self) -> float:
+        """Seconds in commands and in opening the sandbox and capturing the patch."""
+        return max(0.0, self.seconds - self.sampling_seconds)
+
+
+class Chat:
+    """Turns conversations into tokens, by the tokenizer's own chat template.
+
+    What stands around an observation is read off the template once, by rendering a marker, so that any
+    template with tool messages serves.
+    """
+
+    def __init__(self, tokenizer: Any, system_prompt: str) -> None:
+        self.tokenizer = tokenizer
+        self.system_prompt = system_prompt
+        self.stop_tokens: list[int] = [tokenizer.eos_token_id]
+        turn, one, two = "<turn>", "<observation 1>", "<observation 2>"
+        opening = [*self.messages("<issue>"), {"role": "assistant", "content": turn}]
+        tools = [{"role": "tool", "content": one}, {"role": "tool", "content": two}]
+        text = self._render([*opening, *tools]).rpartition(turn)[2]
+        self._before, rest = text.split(one)
+        self._between, self._after = rest.split(two)
+        self._end_of_turn = tokenizer.decode(self.stop_tokens)
+        if not self._before.startswith(self._end_of_turn):
+            raise ValueError(f"the chat template does not end a turn with {self._end_of_turn!r}, the end-of-sequence token")
+        self._before = self._before.removeprefix(self._end_of_turn)
+
+    def messages(self, issue: str) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": issue}]
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tools=[BASH_TOOL], add_generation_prompt=True, tokenize=False
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of a turn, without the token that ends it."""
+        body = tokens[:-1] if tokens and tokens[-1] in self.stop_tokens else tokens
+        return self.tokenizer.decode(body, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def prompt(self, task: Task) -> list[int]:
+        """Return the first turn's prompt: system message with the tool, issue, generation prompt."""
+        return self.encode(self._render(self.messages(task.problem_statement)))
+
+    def observations(self, texts: list[str], *, stopped: bool) -> list[int]:
+        """Return what follows a turn: its end where the policy didn't sample it, tool responses, next opening."""
+        start = "" if stopped else self._end_of_turn
+        return self.encode(start + self._before + self._between.join(texts) + self._after)
+
+
+def generate_rollout(
+    task: Task,
+    sampler: Sampler,
+    chat: Chat,
+    sandboxes: SandboxBackend,
+    config: TrainingConfig,
+    *,
+    seed: int | None = None,
+    on_turn: Callable[[Turn], None] = lambda turn: None,
+) -> Rollout:
+    """Let the policy work on one task in a sandbox of its own, and return the attempt with its patch.
+
+    seed: makes sampling repeatable on servers that honour it; each turn gets its own from it.
+    Raises SandboxError and PolicyError for infrastructure faults; what the agent does never raises.
+    """
+    began = time.monotonic()
+    tokens = chat.prompt(task)
+    sampled: list[tuple[int, list[float]]] = []  # (position, log-probabilities) of each turn's tokens
+    turns: list[Turn] = []
+    ending = Ending.TURN_LIMIT
+    with closing(sandboxes.open(task)) as sandbox:
+        while len(turns) < config.max_turns:
+            budget = min(config.turn_tokens, config.context_tokens - len(tokens) - CONTEXT_MARGIN)
+            if budget <= 0:
+                ending = Ending.CONTEXT_LIMIT
+                break
+            start = time.monotonic()
+            turn_seed = None if seed is None else (seed + len(turns)) % 2**31
+            sample = sampler.sample(tokens, budget, turn_seed)
+            sampled.append((len(tokens), sample.logprobs))
+            tokens = tokens + sample.tokens
+            turn, shown = _act(sandbox, chat.decode(sample.tokens), sample, time.monotonic() - start, config)
+            turns.append(turn)
+            on_turn(turn)
+            if not sample.stopped:
+                cut_by_context = budget < config.turn_tokens
+                ending = Ending.CONTEXT_LIMIT if cut_by_context else Ending.GENERATION_LIMIT
+                break
+            if not shown:
+                ending = Ending.FINAL
+                break
+            tokens = tokens + chat.observations(shown, stopped=sample.tokens[-1] in chat.stop_tokens)
+        patch = capture_patch(sandbox, task, config.patch_bytes)
+    return Rollout(task.instance_id, *_arrays(tokens, sampled), tuple(turns), ending, patch, time.monotonic() - began)
+
+
+def _act(
+    sandbox: Sandbox, text: str, sample: Sample, sampling_seconds: float, config: TrainingConfig
+) -> tuple[Turn, list[str]]:
+    """Run the turn's calls in order. Returns the turn, and what the policy is shown: nothing ends the attempt."""
+    commands: list[str] = []
+    results: list[CommandResult] = []
+    errors: list[str] = []
+    shown: list[str] = []
+    start = time.monotonic()
+    for call in parse_tool_calls(text) if sample.stopped else []:
+        if call.command is None:
+            errors.append(call.error or "")
+            shown.append(errors[-1])
+            continue
+        commands.append(call.command)
+        # Four bytes a character at most, and half of the output is kept from its end.
+        output_bytes = 8 * config.observation_chars
+        results.append(sandbox.exec(call.command, timeout=config.tool_timeout, output_bytes=output_bytes))
+        shown.append(observation(results[-1], config.observation_chars))
+    turn = Turn(
+        text,
+        len(sample.tokens),
+        tuple(commands),
+        tuple(results),
+        tuple(errors),
+        sampling_seconds,
+        time.monotonic() - start,
+    )
+    return turn, shown
+
+
+def _arrays(
+    tokens: list[int], sampled: list[tuple[int, list[float]]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    last, logprobs_of_last = sampled[-1] if sampled else (len(tokens), [])
+    length = last + len(logprobs_of_last)
+    mask = np.zeros(length, dtype=bool)
+    logprobs = np.zeros(length, dtype=np.float32)
+    for position, values in sampled:
+        mask[position : position + len(values)] = True
+        logprobs[position : position + len(values)] = values
+    return np.array(tokens[:length], dtype=np.int32), mask, logprobs
