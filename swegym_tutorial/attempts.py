@@ -63,7 +63,9 @@ class AttemptRunner:
         seed = random.Random(f"{self._config.seed} {identity}").randrange(2**31)
 
         def on_turn(turn: Turn) -> None:
-            self._folder.log("sample", **key, tokens=turn.sampled_tokens, seconds=round(turn.sampling_seconds, 4))
+            self._folder.log(
+                "sample", **key, tokens=turn.sampled_tokens, seconds=round(turn.sampling_seconds, 4)
+            )
             for result in turn.results:
                 self._folder.log("tool", **key, exit_code=result.exit_code, seconds=round(result.seconds, 4))
 

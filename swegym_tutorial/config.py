@@ -80,10 +80,7 @@ class TrainingConfig:
     evaluation_attempts: int = 8  # attempts a held-out task, before and after
 
     def __post_init__(self) -> None:
-        positive = """clients steps hours lora_rank context_tokens turn_tokens max_turns tool_timeout
-            observation_chars grading_timeout patch_bytes group_size groups_per_batch minibatch_groups
-            learning_rate rollout_workers grading_workers inflight_groups grading_queue_size
-            completed_group_buffer max_fruitless_groups evaluation_attempts grad_clip_norm""".split()
+        positive = ["clients", "steps", "hours", "lora_rank", "context_tokens", "turn_tokens", "max_turns", "tool_timeout", "observation_chars", "grading_timeout", "patch_bytes", "group_size", "groups_per_batch", "minibatch_groups", "learning_rate", "rollout_workers", "grading_workers", "inflight_groups", "grading_queue_size", "completed_group_buffer", "max_fruitless_groups", "evaluation_attempts", "grad_clip_norm"]
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -96,6 +93,48 @@ class TrainingConfig:
             raise ValueError("min_group_size must lie between 2 and group_size: one attempt has no advantage")
         if not self.clip_low < 1 < self.clip_high:
             raise ValueError("clip_low < 1 < clip_high must hold: they bound PPO's probability ratio")
+
+    @classmethod
+    def laptop(cls, **changes: Any) -> TrainingConfig:
+        """The default: a tiny policy, bundled tasks and a server on this machine; minutes on two cores."""
+        return replace(cls(), **changes)
+
+    @classmethod
+    def spindle(cls, **changes: Any) -> TrainingConfig:
+        """The published full run: eight rank-32 adapters of Qwen3.5-9B at 128K context, 100 batches each."""
+        config = cls(
+            preset="spindle",
+            base_model="qwen35-9b-lora-128k",
+            tokenizer="Qwen/Qwen3.5-9B",
+            tokenizer_revision="c202236235762e1c871ad0ccb60c8ee5ba337b9a",
+            tasks="swegym",
+            sandbox="modal",
+            clients=8,
+            lora_rank=32,
+            seed=4242,
+            steps=100,
+            hours=24.0,
+            system_prompt=SYSTEM_PROMPT,
+            context_tokens=131_072,
+            turn_tokens=8192,
+            max_turns=20,
+            tool_timeout=120.0,
+            observation_chars=20_000,
+            grading_timeout=1200.0,
+            groups_per_batch=32,
+            max_groups_per_batch=None,
+            max_fruitless_groups=500,
+            minibatch_groups=8,
+            kl_coef=1e-4,
+            learning_rate=1e-6,
+            warmup_steps=0,
+            adam_beta2=0.95,
+            rollout_workers=64,
+            grading_workers=64,
+            inflight_groups=32,
+            evaluation_attempts=4,
+        )
+        return replace(config, **changes)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -133,45 +172,3 @@ def _parse(name: str, text: str, kind: Any) -> Any:
     if int in options and isinstance(value, int) and not isinstance(value, bool):
         return value
     raise ValueError(f"{name} takes {getattr(options[0], '__name__', options[0])}, not {text!r}")
-
-
-def laptop(**changes: Any) -> TrainingConfig:
-    """The default: a tiny policy, bundled tasks and a server on this machine; about four minutes on two cores."""
-    return replace(TrainingConfig(), **changes)
-
-
-def spindle(**changes: Any) -> TrainingConfig:
-    """The published full run: eight rank-32 adapters of Qwen3.5-9B at 128K context, 100 batches each."""
-    config = TrainingConfig(
-        preset="spindle",
-        base_model="qwen35-9b-lora-128k",
-        tokenizer="Qwen/Qwen3.5-9B",
-        tokenizer_revision="c202236235762e1c871ad0ccb60c8ee5ba337b9a",
-        tasks="swegym",
-        sandbox="modal",
-        clients=8,
-        lora_rank=32,
-        seed=4242,
-        steps=100,
-        hours=24.0,
-        system_prompt=SYSTEM_PROMPT,
-        context_tokens=131_072,
-        turn_tokens=8192,
-        max_turns=20,
-        tool_timeout=120.0,
-        observation_chars=20_000,
-        grading_timeout=1200.0,
-        groups_per_batch=32,
-        max_groups_per_batch=None,
-        max_fruitless_groups=500,
-        minibatch_groups=8,
-        kl_coef=1e-4,
-        learning_rate=1e-6,
-        warmup_steps=0,
-        adam_beta2=0.95,
-        rollout_workers=64,
-        grading_workers=64,
-        inflight_groups=32,
-        evaluation_attempts=4,
-    )
-    return replace(config, **changes)

@@ -98,13 +98,21 @@ def judge(task: Task, result: CommandResult) -> Verdict:
     """Read a run of the hidden tests. Every FAIL_TO_PASS and PASS_TO_PASS test must be told as PASSED."""
     tests = parse_pytest(result.output)
     if result.timed_out:
-        return Verdict(Outcome.TESTS_TIMEOUT, tests, f"the tests were killed after {result.seconds:.0f} s", result.output)
+        return Verdict(
+            Outcome.TESTS_TIMEOUT, tests, f"the tests were killed after {result.seconds:.0f} s", result.output
+        )
     if not tests:
-        return Verdict(Outcome.TESTS_CRASHED, {}, f"no test told a result; exit code {result.exit_code}", result.output)
+        return Verdict(
+            Outcome.TESTS_CRASHED, {}, f"no test told a result; exit code {result.exit_code}", result.output
+        )
     wanted = (*task.fail_to_pass, *task.pass_to_pass)
     missing = [test for test in wanted if tests.get(test) != "PASSED"]
-    detail = "" if not missing else "not passed: " + ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
-    return Verdict(Outcome.UNRESOLVED if missing or not wanted else Outcome.RESOLVED, tests, detail, result.output)
+    detail = (
+        "" if not missing else "not passed: " + ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
+    )
+    return Verdict(
+        Outcome.UNRESOLVED if missing or not wanted else Outcome.RESOLVED, tests, detail, result.output
+    )
 
 
 _RESULT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?)(?: - .*)?$")

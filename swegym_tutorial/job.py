@@ -73,7 +73,9 @@ class _Assembly:
             if self._open:
                 return None
         graded = tuple(e for e in self._episodes if e is not None)
-        return Group(self.number, self.task.instance_id, self.version, graded, len(self._episodes) - len(graded))
+        return Group(
+            self.number, self.task.instance_id, self.version, graded, len(self._episodes) - len(graded)
+        )
 
 
 class TrainingJob:
@@ -127,7 +129,10 @@ class TrainingJob:
         graders = Workers(config.grading_workers, f"{self.name}-grading")
         waiting = threading.BoundedSemaphore(config.grading_queue_size)
         producer = threading.Thread(
-            target=self._guard, args=(self._produce, phase, rollouts, graders, waiting), daemon=True, name=self.name
+            target=self._guard,
+            args=(self._produce, phase, rollouts, graders, waiting),
+            daemon=True,
+            name=self.name,
         )
         producer.start()
         try:
@@ -295,9 +300,13 @@ class TrainingJob:
             if event.get("job") == self.name and event["event"] == "attempt_fault":
                 faults[event["reason"]] += 1
         rates = sorted((float(np.mean(values)), task) for task, values in rewards.items() if values)
-        text = f"{self.name}: {count} groups in a row had no mixed rewards, so there is nothing to learn from. "
+        text = (
+            f"{self.name}: {count} groups in a row had no mixed rewards, so there is nothing to learn from. "
+        )
         if faults:
-            text += "Commonest faults: " + "; ".join(f"{n} x {why}" for why, n in faults.most_common(3)) + ". "
+            text += (
+                "Commonest faults: " + "; ".join(f"{n} x {why}" for why, n in faults.most_common(3)) + ". "
+            )
         text += "Solve rates: " + ", ".join(f"{task} {rate:.2f}" for rate, task in rates[:12]) + ". "
         return text + "Choose tasks that the policy sometimes solves, or raise max_fruitless_groups."
 
@@ -331,7 +340,9 @@ class TrainingJob:
             and len(self._started) < self._room_in_batch + config.groups_per_batch
         )
 
-    def _produce(self, phase: str, rollouts: Workers, graders: Workers, waiting: threading.BoundedSemaphore) -> None:
+    def _produce(
+        self, phase: str, rollouts: Workers, graders: Workers, waiting: threading.BoundedSemaphore
+    ) -> None:
         while True:
             with self._change:
                 while not self._may_start():
@@ -379,7 +390,9 @@ class TrainingJob:
     ) -> None:
         try:
             if not self._over.is_set():
-                self._finish(assembly, identity.attempt, self._attempts.grade(assembly.task, rollout, identity))
+                self._finish(
+                    assembly, identity.attempt, self._attempts.grade(assembly.task, rollout, identity)
+                )
         finally:
             waiting.release()
 

@@ -106,7 +106,9 @@ def prepare_minibatch(
             rollout = episode.rollout
             reference = references[g][e] if references is not None and kl_coef else None
             if reference is not None and reference.shape != rollout.mask.shape:
-                raise ValueError(f"{reference.shape[0]} reference log-probabilities for {rollout.mask.shape[0]} tokens")
+                raise ValueError(
+                    f"{reference.shape[0]} reference log-probabilities for {rollout.mask.shape[0]} tokens"
+                )
             weights = token_advantages(
                 rollout.mask, rollout.logprobs, float(advantage), generated, reference, kl_coef
             )

@@ -10,7 +10,9 @@ from .tasks import Task
 
 PATCH_FILE = "/tmp/prediction.patch"
 GIT_TIMEOUT = 120.0  # seconds
-_LEFT_OUT = " ".join(f"':(exclude,glob)**/{name}'" for name in ("*.pyc", "__pycache__/**", ".pytest_cache/**"))
+_LEFT_OUT = " ".join(
+    f"':(exclude,glob)**/{name}'" for name in ("*.pyc", "__pycache__/**", ".pytest_cache/**")
+)
 
 # Settings of the agent's own git configuration must not change what a diff looks like.
 _GIT = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.autocrlf=false -c core.quotePath=true"
@@ -45,7 +47,9 @@ def apply_patch(sandbox: Sandbox, patch: bytes, name: str = PATCH_FILE) -> str |
     result = sandbox.exec(f"git apply --whitespace=nowarn {name}", timeout=GIT_TIMEOUT)
     if result.timed_out:
         raise SandboxError(f"git apply did not end within {GIT_TIMEOUT:.0f} s")
-    return None if result.exit_code == 0 else result.output.strip() or f"git apply ended with {result.exit_code}"
+    return (
+        None if result.exit_code == 0 else result.output.strip() or f"git apply ended with {result.exit_code}"
+    )
 
 
 def touched_files(patch: str) -> list[str]:

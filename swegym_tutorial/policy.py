@@ -65,8 +65,14 @@ class PolicySampler:
     """One published policy; or the base model, as the reference. Safe for many threads."""
 
     def __init__(
-        self, client: tinker.SamplingClient, stop_tokens: list[int], temperature: float, stop: threading.Event
+        self,
+        client: tinker.SamplingClient,
+        path: str,
+        stop_tokens: list[int],
+        temperature: float,
+        stop: threading.Event,
     ) -> None:
+        self.path = path  # where the server keeps it; the base model's name for the base
         self._client = client
         self._stop_tokens = stop_tokens
         self._temperature = temperature
@@ -145,7 +151,12 @@ class PolicyClient:
         clip = {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high}
         pending = []
         for data in minibatches:
-            pending.append((self._trainer.forward_backward(data, "ppo", loss_fn_config=clip), self._trainer.optim_step(adam)))
+            pending.append(
+                (
+                    self._trainer.forward_backward(data, "ppo", loss_fn_config=clip),
+                    self._trainer.optim_step(adam),
+                )
+            )
         metrics: dict[str, float] = {}
         for forward, update in pending:
             metrics = dict(wait(forward, self._stop, "forward_backward").metrics)
@@ -177,7 +188,9 @@ class PolicyService:
         _bypass_proxy_for(url)
         self._config = config
         self._stop = stop
-        self._service = _translated(lambda: tinker.ServiceClient(base_url=url, api_key=key), f"connecting to {url}")
+        self._service = _translated(
+            lambda: tinker.ServiceClient(base_url=url, api_key=key), f"connecting to {url}"
+        )
         self.stop_tokens: list[int] = []
 
     def create_client(self, job: int) -> PolicyClient:
@@ -187,7 +200,10 @@ class PolicyService:
         seed = config.seed * 1000 + job if config.preset == "laptop" else None
         trainer = self._in_thread(
             lambda: self._service.create_lora_training_client(
-                base_model=config.base_model, rank=config.lora_rank, seed=seed, train_unembed=config.train_unembed
+                base_model=config.base_model,
+                rank=config.lora_rank,
+                seed=seed,
+                train_unembed=config.train_unembed,
             ),
             f"creating a rank-{config.lora_rank} LoRA client of {config.base_model}",
         )
@@ -199,7 +215,9 @@ class PolicyService:
 
         name = self._config.tokenizer
         if name is None:
-            name = self._in_thread(client._trainer.get_info, "asking for the model's tokenizer").model_data.tokenizer_id
+            name = self._in_thread(
+                client._trainer.get_info, "asking for the model's tokenizer"
+            ).model_data.tokenizer_id
         revision = self._config.tokenizer_revision
         return _translated(
             lambda: AutoTokenizer.from_pretrained(name, **({"revision": revision} if revision else {})),
@@ -208,18 +226,22 @@ class PolicyService:
 
     def sampler(self, path: str, *, temperature: float | None = None) -> PolicySampler:
         """Return the policy that was published under a path."""
-        client = self._in_thread(lambda: self._service.create_sampling_client(model_path=path), f"sampling from {path}")
-        return self._sampler(client, temperature)
+        client = self._in_thread(
+            lambda: self._service.create_sampling_client(model_path=path), f"sampling from {path}"
+        )
+        return self._sampler(client, path, temperature)
 
     def base_sampler(self, *, temperature: float | None = None) -> PolicySampler:
         """Return the base model itself: the reference of the KL term, and what training starts from."""
         name = self._config.base_model
-        client = self._in_thread(lambda: self._service.create_sampling_client(base_model=name), f"sampling from {name}")
-        return self._sampler(client, temperature)
+        client = self._in_thread(
+            lambda: self._service.create_sampling_client(base_model=name), f"sampling from {name}"
+        )
+        return self._sampler(client, name, temperature)
 
-    def _sampler(self, client: tinker.SamplingClient, temperature: float | None) -> PolicySampler:
+    def _sampler(self, client: tinker.SamplingClient, path: str, temperature: float | None) -> PolicySampler:
         chosen = self._config.temperature if temperature is None else temperature
-        return PolicySampler(client, self.stop_tokens, chosen, self._stop)
+        return PolicySampler(client, path, self.stop_tokens, chosen, self._stop)
 
     def _in_thread(self, call: Any, what: str) -> Any:
         """Run one of the SDK's blocking calls so that stopping isn't held up by it."""
@@ -232,7 +254,9 @@ class PolicyService:
                 future.set_exception(error)
 
         threading.Thread(target=work, name="policy-call", daemon=True).start()
-        return wait(future, self._stop, what, START_TIMEOUT if self._config.preset == "laptop" else CALL_TIMEOUT)
+        return wait(
+            future, self._stop, what, START_TIMEOUT if self._config.preset == "laptop" else CALL_TIMEOUT
+        )
 
 
 def _bypass_proxy_for(url: str) -> None:

@@ -107,7 +107,9 @@ class Chat:
         self._between, self._after = rest.split(two)
         self._end_of_turn = tokenizer.decode(self.stop_tokens)
         if not self._before.startswith(self._end_of_turn):
-            raise ValueError(f"the chat template does not end a turn with {self._end_of_turn!r}, the end-of-sequence token")
+            raise ValueError(
+                f"the chat template does not end a turn with {self._end_of_turn!r}, the end-of-sequence token"
+            )
         self._before = self._before.removeprefix(self._end_of_turn)
 
     def messages(self, issue: str) -> list[dict[str, Any]]:
@@ -179,7 +181,9 @@ def generate_rollout(
                 break
             tokens = tokens + chat.observations(shown, stopped=sample.tokens[-1] in chat.stop_tokens)
         patch = capture_patch(sandbox, task, config.patch_bytes)
-    return Rollout(task.instance_id, *_arrays(tokens, sampled), tuple(turns), ending, patch, time.monotonic() - began)
+    return Rollout(
+        task.instance_id, *_arrays(tokens, sampled), tuple(turns), ending, patch, time.monotonic() - began
+    )
 
 
 def _act(

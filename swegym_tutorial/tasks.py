@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BUNDLED = Path(__file__).parent / "bundled" / "tasks.jsonl"
-INSTANCE_FIELDS = (
-    "repo instance_id base_commit version problem_statement hints_text created_at patch test_patch "
-    "FAIL_TO_PASS PASS_TO_PASS environment_setup_commit"
-).split()
+INSTANCE_FIELDS = ["repo", "instance_id", "base_commit", "version", "problem_statement", "hints_text", "created_at", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "environment_setup_commit"]
 
 
 class TaskError(ValueError):
@@ -95,10 +92,14 @@ def task_from_row(line: str, where: str) -> Task:
     if missing := [name for name in INSTANCE_FIELDS if name not in instance]:
         raise TaskError(f"{where}: 'instance' lacks {', '.join(missing)}")
     texts = {
-        name: _text(instance, name, where) for name in INSTANCE_FIELDS if name not in ("FAIL_TO_PASS", "PASS_TO_PASS")
+        name: _text(instance, name, where)
+        for name in INSTANCE_FIELDS
+        if name not in ("FAIL_TO_PASS", "PASS_TO_PASS")
     }
     if not row.get("test_command") or not row.get("files"):
-        raise TaskError(f"{where}: fields 'test_command' and 'files' say how a task is tested; one is missing")
+        raise TaskError(
+            f"{where}: fields 'test_command' and 'files' say how a task is tested; one is missing"
+        )
     return Task(
         **texts,
         fail_to_pass=_ids(instance, "FAIL_TO_PASS", where),
@@ -166,5 +167,7 @@ def materialise(task: Task, folder: Path) -> str:
         raise TaskError(f"{task.instance_id}: git could not make the repository: {done.stderr.strip()}")
     commit = done.stdout.strip()
     if task.base_commit and commit != task.base_commit:
-        raise TaskError(f"{task.instance_id}: the files give commit {commit}, not base_commit {task.base_commit}")
+        raise TaskError(
+            f"{task.instance_id}: the files give commit {commit}, not base_commit {task.base_commit}"
+        )
     return commit

@@ -35,7 +35,9 @@ class ToolCall:
 
 _END = re.compile(r"\s*</parameter>\s*</function>\s*</tool_call>")
 _OPEN = re.compile(r"\s*<function=([^>\s]*)>\s*<parameter=([^>\s]*)>\n?")
-_FORM = "<tool_call>\\n<function=bash>\\n<parameter=command>\\n...\\n</parameter>\\n</function>\\n</tool_call>"
+_FORM = (
+    "<tool_call>\\n<function=bash>\\n<parameter=command>\\n...\\n</parameter>\\n</function>\\n</tool_call>"
+)
 
 
 def parse_tool_calls(text: str) -> list[ToolCall]:

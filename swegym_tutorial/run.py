@@ -1,0 +1,266 @@
+"""A whole run: server, sandboxes, jobs, evaluations; started, watched and stopped from anywhere.
+
+    run = TrainingRun(TrainingConfig.laptop(), output="runs/first")
+    run.start()
+    run.wait()
+
+Nothing of a run outlives it: the local server and the sandboxes are closed however it ends, and both have
+children of their own that see to it when this process is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import sandbox
+from .attempts import AttemptRunner
+from .config import TrainingConfig
+from .evaluate import Evaluation, evaluate
+from .events import RunFolder, dumps, write_atomically
+from .grading import Grader
+from .job import TrainingJob
+from .policy import PolicySampler, PolicyService, Stopped
+from .rollout import Chat
+from .tasks import Task, load_tasks
+
+if TYPE_CHECKING:
+    from .sandbox import SandboxBackend
+    from .server.process import LocalServer
+
+POLICY = Path(__file__).parent / "bundled" / "policy"
+
+
+class RunError(RuntimeError):
+    """The run cannot start or go on as it was asked; the text says why and what to do."""
+
+
+class TrainingRun:
+    """One run in one folder. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        output: str | os.PathLike[str],
+        *,
+        tasks: Sequence[Task] | None = None,
+        evaluate: bool = False,
+        resume: bool = False,
+        server: tuple[str, str] | None = None,
+    ) -> None:
+        """Check what can be checked without starting anything.
+
+        tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out split
+        before and after. resume: go on in a used folder. server: (URL, key) of a Tinker-compatible server; by
+        default the laptop preset starts its own, and others read TINKER_BASE_URL and TINKER_API_KEY.
+        Raises RunError and TaskError.
+        """
+        self.config = config
+        self.folder = RunFolder(output)
+        self.error: BaseException | None = None
+        self.evaluations: list[Evaluation] = []
+        if self.folder.used() and not resume:
+            raise RunError(
+                f"{self.folder.path} is in use: name a new output folder, or resume to go on with what is there"
+            )
+        self._server_address = server or _server_from_environment(config)
+        self._tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
+        self._held_out = load_tasks(config.tasks, split="held-out") if evaluate else []
+        self._stop = threading.Event()
+        self._paused = threading.Event()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # -- Control -----------------------------------------------------------------------------------
+
+    def start(self) -> TrainingRun:
+        """Begin in the background and return at once. Raises RuntimeError on a second call."""
+        if self._thread is not None:
+            raise RuntimeError("this run was started before; make a new TrainingRun to go on in its folder")
+        self.folder.open()
+        write_atomically(self.folder.path / "config.json", dumps(self.config.to_json()) + "\n")
+        self._thread = threading.Thread(target=self._main, name="training-run", daemon=True)
+        atexit.register(self._at_exit)
+        self._thread.start()
+        return self
+
+    def pause(self) -> None:
+        """Start no more groups; those in flight go on to their end."""
+        self._paused.set()
+        self.folder.log("paused")
+
+    def resume(self) -> None:
+        """Go on after pause()."""
+        self._paused.clear()
+        self.folder.log("unpaused")
+
+    def stop(self) -> None:
+        """End the run: returns at once; the last checkpoint stands, the unfinished batch is dropped."""
+        self._stop.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the end, at most `timeout` seconds; returns whether it has come. Raises nothing."""
+        return self._done.wait(timeout)
+
+    def wait(self) -> None:
+        """Wait for the end, and raise what the run raised. A run that was stopped ends without an error."""
+        while not self._done.wait(0.2):  # short waits, so that Ctrl-C gets through everywhere
+            pass
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and not self._done.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop before its end."""
+        return self._stop.is_set()
+
+    def _at_exit(self) -> None:
+        self.stop()
+        self._done.wait(10)
+
+    # -- The run itself: a thread of its own -------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            with contextlib.ExitStack() as closing:
+                self._run(closing)
+        except Stopped:
+            self.folder.log("run_stopped")
+        except BaseException as error:
+            self.error = error
+            self.folder.log("run_failed", reason=f"{type(error).__name__}: {error}")
+        else:
+            self.folder.log("run_done")
+        finally:
+            atexit.unregister(self._at_exit)
+            self.folder.close()
+            self._done.set()
+
+    def _phase(self, name: str) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        self.folder.log("phase", name=name)
+
+    def _run(self, closing: contextlib.ExitStack) -> None:
+        config = self.config
+        self.folder.log("run_start", preset=config.preset, steps=config.steps, clients=config.clients)
+        self._phase("starting the training server and the sandboxes")
+        sandboxes = sandbox.backend(config.sandbox)
+        closing.callback(sandboxes.close)
+        # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
+        service = self._connect(closing)
+        clients = [service.create_client(job) for job in range(config.clients)]
+        chat = Chat(service.tokenizer(clients[0]), config.system_prompt)
+        service.stop_tokens = chat.stop_tokens
+        attempts = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), self.folder, config, self._stop)
+        if self._held_out:
+            self._evaluate(service.base_sampler(), attempts, "before")
+        phase = f"run-{time.time_ns()}"
+        self._phase("training")
+        jobs = [
+            TrainingJob(
+                n, config, self._tasks, service, client, attempts, self.folder, self._stop, self._paused
+            )
+            for n, client in enumerate(clients)
+        ]
+        policies = self._run_jobs(jobs, phase, closing, sandboxes)
+        if self._held_out:
+            for job, policy in zip(jobs, policies, strict=True):
+                self._evaluate(policy, attempts, "after", job.name, config.steps)
+        self._phase("drawing the figure")
+        from .plots import save_reward_time
+
+        save_reward_time(self.folder.path)
+
+    def _connect(self, closing: contextlib.ExitStack) -> PolicyService:
+        address = self._server_address
+        if address is None:
+            server = self._start_server()
+            closing.callback(server.stop)
+            address = (server.url, server.key)
+        return PolicyService(self.config, *address, self._stop)
+
+    def _start_server(self) -> LocalServer:
+        from .server.process import LocalServer
+
+        model = Path(self.config.base_model)
+        models = {self.config.base_model: model if model.is_dir() else POLICY}
+        server = LocalServer(
+            models, state_dir=self.folder.path / "server", log_path=self.folder.path / "server.log"
+        )
+        server.start()
+        return server
+
+    def _run_jobs(
+        self, jobs: list[TrainingJob], phase: str, closing: contextlib.ExitStack, sandboxes: SandboxBackend
+    ) -> list[PolicySampler]:
+        """Run all jobs side by side; the first error stops the others and is raised."""
+        deadline = time.time() + self.config.hours * 3600
+        policies: dict[int, PolicySampler] = {}
+        errors: list[BaseException] = []
+
+        def work(job: TrainingJob) -> None:
+            try:
+                policies[job.index] = job.run(phase, deadline)
+            except BaseException as error:
+                errors.append(error)
+                self.folder.log("job_failed", job=job.name, reason=f"{type(error).__name__}: {error}")
+                failed.set()
+
+        failed = threading.Event()
+        threads = [threading.Thread(target=work, args=(job,), name=job.name, daemon=True) for job in jobs]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            if self._stop.is_set() or failed.is_set():
+                self._stop.set()
+                sandboxes.close()
+            for thread in threads:
+                thread.join(0.05)
+        if failures := [error for error in errors if not isinstance(error, Stopped)]:
+            raise failures[0]
+        if errors:
+            raise errors[0]
+        return [policies[job.index] for job in jobs]
+
+    def _evaluate(
+        self, policy: PolicySampler, attempts: AttemptRunner, label: str, job: str = "base", version: int = 0
+    ) -> None:
+        self._phase(f"evaluating the held-out split {label} training")
+        config = self.config
+        result = evaluate(
+            self._held_out,
+            policy,
+            attempts,
+            self.folder,
+            attempts=config.evaluation_attempts,
+            workers=config.rollout_workers,
+            label=label,
+            stop=self._stop,
+            job=job,
+            version=version,
+        )
+        self.evaluations.append(result)
+
+
+def _server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
+    if config.preset == "laptop":
+        return None
+    url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    if not url or not key:
+        missing = " and ".join(n for n, v in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not v)
+        raise RunError(
+            f"the {config.preset} preset trains on your Tinker-compatible server, and {missing} is not set: "
+            "export TINKER_BASE_URL='https://...' and TINKER_API_KEY='tml-...', or use --preset laptop"
+        )
+    return url, key
