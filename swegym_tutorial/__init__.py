@@ -24,7 +24,17 @@ _HOMES = {
     "TrainingRun": "run",
     "Dashboard": "dashboard",
 }
-__all__ = sorted(_HOMES)
+__all__ = [
+    "Dashboard",
+    "Task",
+    "TrainingConfig",
+    "TrainingRun",
+    "advantages",
+    "generate_rollout",
+    "grade",
+    "load_tasks",
+    "prepare_minibatch",
+]
 
 if TYPE_CHECKING:
     from .config import TrainingConfig

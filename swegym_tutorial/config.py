@@ -80,7 +80,31 @@ class TrainingConfig:
     evaluation_attempts: int = 8  # attempts a held-out task, before and after
 
     def __post_init__(self) -> None:
-        positive = ["clients", "steps", "hours", "lora_rank", "context_tokens", "turn_tokens", "max_turns", "tool_timeout", "observation_chars", "grading_timeout", "patch_bytes", "group_size", "groups_per_batch", "minibatch_groups", "learning_rate", "rollout_workers", "grading_workers", "inflight_groups", "grading_queue_size", "completed_group_buffer", "max_fruitless_groups", "evaluation_attempts", "grad_clip_norm"]
+        positive = [
+            "clients",
+            "steps",
+            "hours",
+            "lora_rank",
+            "context_tokens",
+            "turn_tokens",
+            "max_turns",
+            "tool_timeout",
+            "observation_chars",
+            "grading_timeout",
+            "patch_bytes",
+            "group_size",
+            "groups_per_batch",
+            "minibatch_groups",
+            "learning_rate",
+            "rollout_workers",
+            "grading_workers",
+            "inflight_groups",
+            "grading_queue_size",
+            "completed_group_buffer",
+            "max_fruitless_groups",
+            "evaluation_attempts",
+            "grad_clip_norm",
+        ]
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")

@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,18 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def read_episode(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return an attempt as it was saved: its trajectory with the verdict, or without one where it was not graded.
+
+    Raises FileNotFoundError where the folder holds neither.
+    """
+    folder = Path(folder)
+    path = folder / "trajectory.json.gz"
+    if not path.exists():
+        path = folder / "ungraded.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
 class EventReader:
     """Reads a run's events as they grow: each `read()` returns those that came since the last one.
 
@@ -191,6 +203,3 @@ class EventReader:
                 yield event
             elif line.strip():
                 self.bad_lines += 1
-
-
-Log = Callable[..., None]

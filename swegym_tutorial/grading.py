@@ -83,15 +83,20 @@ def grade(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingC
         return Verdict(Outcome.EMPTY_PATCH, detail="the attempt changed nothing")
     if len(patch) > config.patch_bytes:
         return Verdict(Outcome.INVALID_PATCH, detail=f"the patch is larger than {config.patch_bytes:,} bytes")
+    verdict = run_tests(task, patch, sandboxes, config)
+    return replace(verdict, seconds=time.monotonic() - start)
+
+
+def run_tests(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig) -> Verdict:
+    """Run the hidden tests on base_commit with a patch (b"" for none) in a fresh sandbox. Raises SandboxError."""
     with closing(sandboxes.open(task)) as sandbox:
-        if refusal := apply_patch(sandbox, patch):
-            return Verdict(Outcome.INVALID_PATCH, detail=refusal, seconds=time.monotonic() - start)
+        if patch and (refusal := apply_patch(sandbox, patch)):
+            return Verdict(Outcome.INVALID_PATCH, detail=refusal)
         undone = _put_tests_in_place(sandbox, task, patch)
         command = f"{task.test_command} {' '.join(map(shlex.quote, _test_files(task)))}"
         result = sandbox.exec(command, timeout=config.grading_timeout, output_bytes=LOG_BYTES)
     verdict = judge(task, result)
-    detail = "; ".join(filter(None, [verdict.detail, undone]))
-    return replace(verdict, detail=detail, seconds=time.monotonic() - start)
+    return replace(verdict, detail="; ".join(filter(None, [verdict.detail, undone])))
 
 
 def judge(task: Task, result: CommandResult) -> Verdict:

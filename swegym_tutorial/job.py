@@ -28,6 +28,8 @@ from .policy import PolicyClient, PolicySampler, PolicyService, Stopped
 from .rollout import Rollout
 from .tasks import Task
 
+WORK = ("sampling", "tools", "grading")
+
 
 class NoLearningSignal(RuntimeError):
     """Too many groups in a row were of no use; the text names the solve rates or the faults."""
@@ -51,7 +53,7 @@ class _Batch:
     fates: Counter[Fate] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     lost: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)  # of work in attempts, by kind
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORK, 0.0))  # spent in attempts
 
 
 class _Assembly:
@@ -267,7 +269,7 @@ class TrainingJob:
             fill_seconds=round(filled - batch.began, 3),
             train_seconds=round(updated - filled, 3),
             publish_seconds=round(published - updated, 3),
-            work_seconds={kind: round(batch.seconds[kind], 3) for kind in ("sampling", "tools", "grading")},
+            work_seconds={kind: round(batch.seconds[kind], 3) for kind in WORK},
             minibatches=trained.minibatches,
             metrics=trained.metrics,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -132,4 +133,4 @@ def split_evenly(groups: Sequence[Group], minibatch_groups: int) -> list[list[Gr
     """
     count = -(-len(groups) // minibatch_groups)
     bounds = np.linspace(0, len(groups), count + 1).round().astype(int) if count else np.array([0])
-    return [list(groups[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [list(groups[a:b]) for a, b in pairwise(bounds)]

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +35,6 @@ from .tasks import Task, load_tasks
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
-    from .server.process import LocalServer
 
 POLICY = Path(__file__).parent / "bundled" / "policy"
 
@@ -158,7 +160,7 @@ class TrainingRun:
         sandboxes = sandbox.backend(config.sandbox)
         closing.callback(sandboxes.close)
         # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
-        service = self._connect(closing)
+        service = connect(config, self.folder, self._server_address, self._stop, closing)
         clients = [service.create_client(job) for job in range(config.clients)]
         chat = Chat(service.tokenizer(clients[0]), config.system_prompt)
         service.stop_tokens = chat.stop_tokens
@@ -181,25 +183,6 @@ class TrainingRun:
         from .plots import save_reward_time
 
         save_reward_time(self.folder.path)
-
-    def _connect(self, closing: contextlib.ExitStack) -> PolicyService:
-        address = self._server_address
-        if address is None:
-            server = self._start_server()
-            closing.callback(server.stop)
-            address = (server.url, server.key)
-        return PolicyService(self.config, *address, self._stop)
-
-    def _start_server(self) -> LocalServer:
-        from .server.process import LocalServer
-
-        model = Path(self.config.base_model)
-        models = {self.config.base_model: model if model.is_dir() else POLICY}
-        server = LocalServer(
-            models, state_dir=self.folder.path / "server", log_path=self.folder.path / "server.log"
-        )
-        server.start()
-        return server
 
     def _run_jobs(
         self, jobs: list[TrainingJob], phase: str, closing: contextlib.ExitStack, sandboxes: SandboxBackend
@@ -251,6 +234,70 @@ class TrainingRun:
             version=version,
         )
         self.evaluations.append(result)
+
+
+def connect(
+    config: TrainingConfig,
+    folder: RunFolder,
+    address: tuple[str, str] | None,
+    stop: threading.Event,
+    closing: contextlib.ExitStack,
+) -> PolicyService:
+    """Connect to the server at (URL, key), or where there is none to a local one, started and closed here."""
+    if address is None:
+        from .server.process import LocalServer
+
+        model = Path(config.base_model)
+        models = {config.base_model: model if model.is_dir() else POLICY}
+        server = LocalServer(models, state_dir=folder.path / "server", log_path=folder.path / "server.log")
+        server.start()
+        closing.callback(server.stop)
+        address = (server.url, server.key)
+    return PolicyService(config, *address, stop)
+
+
+def evaluate_policy(
+    folder: Path | None, *, split: str = "held-out", attempts: int = 8, seed: int = 0
+) -> Evaluation:
+    """Measure the last checkpoint of a run's first job; or with folder None, the base of the laptop preset.
+
+    The attempts are recorded in the run's folder, or for the base in one that is deleted again.
+    Raises RunError where the folder has no checkpoint.
+    """
+    stop = threading.Event()
+    with contextlib.ExitStack() as closing:
+        if folder is None:
+            config = replace(TrainingConfig.laptop(), seed=seed)
+            run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
+            path = None
+        else:
+            run_folder = RunFolder(folder)
+            checkpoint = run_folder.checkpoint(0)
+            if not checkpoint.exists():
+                raise RunError(f"{folder} has no checkpoint to evaluate: it names none of a finished step")
+            config = replace(TrainingConfig(**json.loads((folder / "config.json").read_text())), seed=seed)
+            path = json.loads(checkpoint.read_text())["sampler"]
+        tasks = load_tasks(config.tasks, split=split)
+        run_folder.open()
+        closing.callback(run_folder.close)
+        sandboxes = sandbox.backend(config.sandbox)
+        closing.callback(sandboxes.close)
+        service = connect(config, run_folder, _server_from_environment(config), stop, closing)
+        closing.callback(stop.set)
+        chat = Chat(service.tokenizer(service.create_client(0)), config.system_prompt)
+        service.stop_tokens = chat.stop_tokens
+        sampler = service.base_sampler() if path is None else service.sampler(path)
+        runner = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), run_folder, config, stop)
+        return evaluate(
+            tasks,
+            sampler,
+            runner,
+            run_folder,
+            attempts=attempts,
+            workers=config.rollout_workers,
+            label=f"{split}-{time.strftime('%Y%m%d-%H%M%S')}",
+            stop=stop,
+        )
 
 
 def _server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:

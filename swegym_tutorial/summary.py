@@ -80,6 +80,7 @@ class RunSummary:
         self.planned_steps = 0
         self.clients = 0
         self.started: float | None = None
+        self.training_started: float | None = None
         self.last_event: float | None = None
         self.steps: dict[str, list[StepResult]] = {}
         self.filling: dict[str, Filling] = {}
@@ -109,6 +110,8 @@ class RunSummary:
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
         self.phase = event["name"]
+        if self.phase == "training":
+            self.training_started = event["time"]
 
     def _on_rollout_start(self, event: Mapping[str, Any]) -> None:
         self.open_attempts += 1

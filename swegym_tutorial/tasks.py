@@ -15,7 +15,20 @@ from pathlib import Path
 from typing import Any
 
 BUNDLED = Path(__file__).parent / "bundled" / "tasks.jsonl"
-INSTANCE_FIELDS = ["repo", "instance_id", "base_commit", "version", "problem_statement", "hints_text", "created_at", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "environment_setup_commit"]
+INSTANCE_FIELDS = [
+    "repo",
+    "instance_id",
+    "base_commit",
+    "version",
+    "problem_statement",
+    "hints_text",
+    "created_at",
+    "patch",
+    "test_patch",
+    "FAIL_TO_PASS",
+    "PASS_TO_PASS",
+    "environment_setup_commit",
+]
 
 
 class TaskError(ValueError):

@@ -1,0 +1,349 @@
+"""The `swegym-tutorial` command. Knows only how to read arguments and whom to call."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .config import TrainingConfig
+from .tasks import TaskError, load_tasks
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # busy-waiting threads slow everything beside them
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    signal.signal(signal.SIGTERM, _interrupt)
+    from .sandbox import SandboxError
+
+    try:
+        return args.run(args, parser)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (TaskError, SandboxError, OSError, RuntimeError) as error:
+        print(f"swegym-tutorial: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _interrupt(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+# -- train -----------------------------------------------------------------------------------------
+
+
+def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from rich.console import Console
+
+    from .run import RunError, TrainingRun
+    from .terminal import evaluation_lines, fault_lines, reward_line, watch
+
+    config = _config(args, parser)
+    output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        run = TrainingRun(config, output, evaluate=args.evaluate, resume=args.resume)
+    except RunError as error:
+        parser.error(str(error))
+    console = Console()
+    console.print(f"{config.preset} run in {output} (Ctrl-C stops it)", highlight=False, soft_wrap=True)
+    run.start()
+    try:
+        summary = watch(run, console)
+    except KeyboardInterrupt:
+        return _stop(run)
+    run.wait()
+    if not console.is_terminal:
+        for line in (*evaluation_lines(summary), *fault_lines(summary)):
+            console.print(line, highlight=False, soft_wrap=True)
+    for line in reward_line(summary):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"figure: {output / 'reward_time.png'}", highlight=False, soft_wrap=True)
+    return DONE
+
+
+def _stop(run: Any) -> int:
+    """Stop after Ctrl-C; a second one leaves at once, and the children clean up."""
+    print("stopping: the last checkpoint stands (Ctrl-C again leaves at once)", file=sys.stderr)
+    run.stop()
+    try:
+        run.join(20)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    print(f"stopped; go on with: swegym-tutorial train --resume --output {run.folder.path}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> TrainingConfig:
+    preset = args.preset or ("spindle" if os.environ.get("TINKER_BASE_URL") else "laptop")
+    named = "clients steps groups_per_batch hours seed tasks sandbox base_model tokenizer"
+    changes = {name: getattr(args, name) for name in named.split() if getattr(args, name) is not None}
+    try:
+        config = TrainingConfig.spindle() if preset == "spindle" else TrainingConfig.laptop()
+        if "groups_per_batch" in changes:
+            groups = changes["groups_per_batch"]
+            changes["inflight_groups"] = max(1, min(config.inflight_groups, groups))
+            changes["completed_group_buffer"] = max(1, min(config.completed_group_buffer, groups))
+            if config.max_groups_per_batch is not None:
+                changes["max_groups_per_batch"] = groups
+        return TrainingConfig(**{**config.to_json(), **changes}).with_settings(args.set or [])
+    except ValueError as error:
+        parser.error(str(error))
+
+
+# -- evaluate, show, tasks, serve, doctor ----------------------------------------------------------
+
+
+def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from rich.console import Console
+
+    from .plots import save_reward_time
+    from .terminal import progress_line, reward_line, summarise, table
+
+    if not (args.run_folder / "events.jsonl").exists():
+        parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
+    console = Console()
+    if args.episode:
+        return _show_episode(args.run_folder, args.episode, console)
+    summary = summarise(args.run_folder)
+    console.print(table(summary))
+    for line in reward_line(summary):
+        console.print(line, highlight=False, soft_wrap=True)
+    state = summary.status + (f": {summary.reason}" if summary.reason else "")
+    console.print(f"{state}; {progress_line(summary)}", highlight=False, soft_wrap=True)
+    console.print(f"figure: {save_reward_time(args.run_folder, args.png)}", highlight=False, soft_wrap=True)
+    return DONE
+
+
+def _show_episode(folder: Path, name: str, console: Any) -> int:
+    from .events import read_episode
+
+    found = sorted(folder.glob(f"episodes/*/*/{name}/*.json.gz"))
+    if not found:
+        raise TaskError(
+            f"{folder} has no episode {name}; they are named like g000003-a2, in {folder / 'episodes'}"
+        )
+    for path in sorted({p.parent for p in found}):
+        episode = read_episode(path)
+        verdict = episode.get("verdict", {})
+        console.rule(f"{path.relative_to(folder)}  {episode['instance_id']}")
+        for n, turn in enumerate(episode["turns"], 1):
+            console.print(f"turn {n}", style="bold")
+            console.print(turn["text"], markup=False, highlight=False)
+            for call in turn["calls"]:
+                console.print(f"exit code {call['exit_code']}", style="dim", highlight=False)
+                console.print(call["output"], markup=False, highlight=False, style="dim")
+        console.print((path / "prediction.patch").read_text(errors="replace"), markup=False, highlight=False)
+        tests = ", ".join(f"{test} {status}" for test, status in verdict.get("tests", {}).items())
+        console.print(
+            f"ended: {episode['ending']}; verdict: {verdict.get('outcome', 'not graded')} {verdict.get('detail', '')}"
+        )
+        if tests:
+            console.print(tests, highlight=False, markup=False)
+    return DONE
+
+
+def _evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .run import evaluate_policy
+
+    if bool(args.run_folder) == args.base:
+        parser.error("name a run folder, or --base for the policy that training starts from")
+    result = evaluate_policy(args.run_folder, split=args.split, attempts=args.attempts, seed=args.seed)
+    for task, rewards in sorted(result.rewards.items()):
+        print(f"{task:44} {sum(rewards):.0f} of {len(rewards)}")
+    line = f"{result.split}: {result.rate:.3f} ({result.resolved} of {result.attempts} attempts resolved)"
+    ks = [k for k in (1, 2, 4, 8, 16) if k <= args.attempts]
+    print(line + "; " + ", ".join(f"pass@{k} {result.pass_at(k):.3f}" for k in ks))
+    if result.lost:
+        print(f"{result.lost} attempts lost to infrastructure faults, and left out")
+    return DONE
+
+
+def _tasks_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    for task in load_tasks(args.tasks, split=None):
+        issue = task.problem_statement.strip().splitlines()[0]
+        print(f"{task.split:9} {task.instance_id:36} {issue[:100]}")
+    return DONE
+
+
+def _tasks_show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    (task,) = load_tasks(args.tasks, ids=[args.id])
+    print(f"{task.instance_id}  ({task.repo} at {task.base_commit[:12]}, split {task.split})\n")
+    print(f"Issue\n{task.problem_statement}\n")
+    print(f"Gold patch\n{task.patch}\nTest patch\n{task.test_patch}")
+    print(f"Tested with: {task.test_command}")
+    for name, ids in (("FAIL_TO_PASS", task.fail_to_pass), ("PASS_TO_PASS", task.pass_to_pass)):
+        print(name, *ids, sep="\n  ")
+    return DONE
+
+
+def _tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .sandbox import backend
+    from .validation import validate
+
+    tasks = load_tasks(args.tasks, ids=args.ids or None, split=None)
+    sandboxes = backend(args.sandbox)
+    bad = 0
+    try:
+        for n, (task, fault) in enumerate(validate(tasks, sandboxes, TrainingConfig.laptop(), args.times), 1):
+            bad += fault is not None
+            print(
+                f"{n:4} of {len(tasks)} {task.instance_id:36} {'valid' if fault is None else 'BROKEN: ' + fault}"
+            )
+    finally:
+        sandboxes.close()
+    print(f"{len(tasks) - bad} valid, {bad} broken")
+    return FAILED if bad else DONE
+
+
+def _serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .run import POLICY
+
+    model = args.model or POLICY
+    if not (model / "config.json").is_file():
+        parser.error(f"{model} is no model folder: it has no config.json")
+    from .server import serve
+
+    names = args.name or [TrainingConfig.laptop().base_model]
+    serve(dict.fromkeys(names, model), port=args.port, state_dir=args.state, api_key=args.api_key)
+    return DONE
+
+
+def _doctor(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .doctor import report
+
+    return DONE if report() else FAILED
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def _positive(kind: Any) -> Any:
+    def read(text: str) -> Any:
+        value = kind(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="swegym-tutorial",
+        description="Train a coding agent with reinforcement learning: on this machine in minutes, or on a "
+        "Tinker-compatible server for real.",
+        epilog="Start with `swegym-tutorial doctor`, then `swegym-tutorial train --evaluate`.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _train_arguments(
+        commands.add_parser(
+            "train",
+            help="run the whole loop",
+            description="Train. The laptop preset needs no account, GPU or network; the spindle preset trains "
+            "Qwen3.5-9B on the server that TINKER_BASE_URL and TINKER_API_KEY name.",
+        )
+    )
+
+    show = commands.add_parser("show", help="show a run: its steps, its figure, one of its attempts")
+    show.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    show.add_argument(
+        "--episode", metavar="NAME", help="an attempt, like g000003-a2: its turns, patch and tests"
+    )
+    show.add_argument(
+        "--png", type=Path, metavar="FILE", help="where the figure goes (default: RUN/reward_time.png)"
+    )
+    show.set_defaults(run=_show)
+
+    evaluate = commands.add_parser("evaluate", help="measure a policy: resolve rate and pass@k")
+    evaluate.add_argument(
+        "run_folder", type=Path, nargs="?", metavar="RUN", help="a run: its last checkpoint"
+    )
+    evaluate.add_argument("--base", action="store_true", help="the policy that training starts from")
+    evaluate.add_argument("--split", default="held-out", help="train or held-out (default)")
+    evaluate.add_argument("--attempts", type=_positive(int), default=8, help="attempts a task (default 8)")
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.set_defaults(run=_evaluate)
+
+    tasks = commands.add_parser("tasks", help="list, show and validate tasks")
+    kinds = tasks.add_subparsers(required=True, metavar="COMMAND")
+    listing = kinds.add_parser("list", help="one line a task")
+    listing.set_defaults(run=_tasks_list)
+    one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
+    one.add_argument("id", metavar="ID")
+    one.set_defaults(run=_tasks_show)
+    check = kinds.add_parser("validate", help="base must fail, the gold patch must pass")
+    check.add_argument("ids", nargs="*", metavar="ID", help="default: all")
+    check.add_argument("--times", type=_positive(int), default=1, help="how often each is run (default 1)")
+    check.add_argument("--sandbox", default="local", help="local (default) or subprocess")
+    check.set_defaults(run=_tasks_validate)
+    for command in (listing, one, check):
+        command.add_argument(
+            "--tasks", default="bundled", metavar="SOURCE", help="bundled (default) or a JSONL file"
+        )
+
+    serve = commands.add_parser("serve", help="serve a model folder to tinker clients on this machine")
+    serve.add_argument("--port", type=int, default=0, help="default: a free one")
+    serve.add_argument(
+        "--model", type=Path, metavar="PATH", help="a causal LM's folder (default: the bundled policy)"
+    )
+    serve.add_argument(
+        "--name", action="append", help="the base_model name it answers to; may be given again"
+    )
+    serve.add_argument(
+        "--state", type=Path, default=Path("runs/server"), help="where checkpoints go (default: runs/server)"
+    )
+    serve.add_argument("--api-key", help="default: the TINKER_API_KEY in the environment, else a random one")
+    serve.set_defaults(run=_serve)
+
+    doctor = commands.add_parser(
+        "doctor", help="tell what works on this machine, and how to mend what doesn't"
+    )
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _train_arguments(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--preset", choices=("laptop", "spindle"), help="default: spindle where TINKER_BASE_URL is set"
+    )
+    train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<time>)")
+    train.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoints in the output folder"
+    )
+    train.add_argument("--evaluate", action="store_true", help="measure the held-out split before and after")
+    train.add_argument("--clients", type=_positive(int), metavar="N", help="LoRA adapters side by side")
+    train.add_argument("--steps", type=_positive(int), metavar="N", help="batches a client")
+    train.add_argument("--groups-per-batch", type=_positive(int), metavar="N")
+    train.add_argument("--hours", type=_positive(float), metavar="H", help="wall-clock limit")
+    train.add_argument("--seed", type=int, metavar="N")
+    train.add_argument("--tasks", metavar="SOURCE", help="bundled, or a JSONL file")
+    train.add_argument("--sandbox", choices=("local", "subprocess"), help="subprocess: no isolation at all")
+    train.add_argument(
+        "--base-model", metavar="NAME", help="the server's name for the model; on a laptop, or its folder"
+    )
+    train.add_argument(
+        "--tokenizer", metavar="NAME", help="a path or hub name (default: what the server says)"
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        metavar="FIELD=VALUE",
+        help="any other setting of TrainingConfig; may be given again",
+    )
+    train.set_defaults(run=_train)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
