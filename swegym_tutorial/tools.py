@@ -59,13 +59,16 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
 
 
 def _end_of_call(answer: str, start: int) -> tuple[int, int] | None:
-    """Find where the call's command ends and what follows begins: its closing tags, then a call or the end.
+    """Find where the call's command ends and what follows begins.
 
-    Where text follows instead (against the format), the first closing tags end the call.
+    The first closing tags before which as many calls were opened as closed: a command may write a whole call
+    into a file. Where a lone opening tag in a command makes that impossible, closing tags that another call
+    or the end follows.
     """
     ends = list(_END.finditer(answer, start))
+    balanced = (m for n, m in enumerate(ends) if answer.count("<tool_call>", start, m.start()) == n)
     clean = (m for m in ends if re.match(r"\s*(<tool_call>|\Z)", answer[m.end() :]))
-    chosen = next(clean, ends[0] if ends else None)
+    chosen = next(balanced, None) or next(clean, None) or (ends[0] if ends else None)
     return (chosen.start(), chosen.end()) if chosen else None
 
 
