@@ -1,0 +1,70 @@
+"""What many tests share: a tiny task, real sandboxes, the bundled policy's chat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import pytest
+
+from swegym_tutorial import TrainingConfig, load_tasks
+from swegym_tutorial.rollout import Chat, Sample
+from swegym_tutorial.run import POLICY
+from swegym_tutorial.sandbox import SandboxBackend, backend
+from swegym_tutorial.tasks import Task
+
+
+@pytest.fixture(scope="session")
+def sandboxes() -> Iterator[SandboxBackend]:
+    opened = backend("local")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def task() -> Task:
+    """The first bundled training task."""
+    return load_tasks()[0]
+
+
+@pytest.fixture(scope="session")
+def config() -> TrainingConfig:
+    return TrainingConfig.laptop()
+
+
+@pytest.fixture(scope="session")
+def chat(config: TrainingConfig) -> Chat:
+    from transformers import AutoTokenizer
+
+    return Chat(AutoTokenizer.from_pretrained(POLICY), config.system_prompt)
+
+
+class Script:
+    """A policy that says what it is given, turn by turn, and remembers its prompts."""
+
+    def __init__(self, chat: Chat, *turns: str | list[int], stopped: bool = True) -> None:
+        self.chat = chat
+        self.turns = list(turns)
+        self.stopped = stopped
+        self.prompts: list[list[int]] = []
+        self.said: list[list[int]] = []
+
+    def sample(self, prompt: list[int], max_tokens: int, seed: int | None) -> Sample:
+        self.prompts.append(list(prompt))
+        turn = self.turns.pop(0)
+        tokens = turn if isinstance(turn, list) else self.chat.encode(turn) + self.chat.stop_tokens
+        self.said.append(tokens)
+        return Sample(tokens, [-0.5] * len(tokens), self.stopped)
+
+
+def tool_call(command: str) -> str:
+    return (
+        "Look first.\n</think>\n\n<tool_call>\n<function=bash>\n<parameter=command>\n"
+        f"{command}\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
+FINAL = "Done.\n</think>\n\nFixed the bug."

@@ -1,0 +1,202 @@
+"""Run folders without a run: a seeded writer of plausible events in the log's exact format.
+
+What people look at (figures, dashboard) reads a run's folder and nothing else, so that it can be tested on a
+folder written in a moment. `Replay` writes one while somebody watches, and is paused and stopped like a run.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swegym_tutorial.events import RunFolder, dumps
+from swegym_tutorial.summary import FATES
+
+BEGAN = 1_790_000_000.0  # seconds since 1970
+GROUPS, ATTEMPTS = 8, 8  # groups a batch, attempts a group
+HELD_OUT = 32  # tasks
+
+
+class Events:
+    """Yields a run's events in order, with a clock of its own."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        steps: int = 30,
+        clients: int = 1,
+        planned: int | None = None,
+        evaluations: tuple[str, ...] = ("before", "after"),
+        first: float = 0.25,
+        last: float = 0.93,
+        end: str = "run_done",
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = BEGAN
+        self.steps, self.clients, self.planned = steps, clients, planned or steps
+        self.evaluations, self.first, self.last, self.end = evaluations, first, last, end
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield self.event("run_start", preset="laptop", steps=self.planned, clients=self.clients)
+        yield self.event("phase", name="starting the training server and the sandboxes")
+        if "before" in self.evaluations:
+            yield from self.evaluation("before", "base", self.first)
+        yield self.event("phase", name="training")
+        for step in range(self.steps):
+            for job in range(self.clients):
+                yield from self.batch(f"train-job{job}", step)
+        if "after" in self.evaluations:
+            for job in range(self.clients):
+                yield from self.evaluation("after", f"train-job{job}", self.last - 0.04)
+        if self.end:
+            yield self.event("phase", name="drawing the figure")
+            reason = {"reason": "PolicyError: the server did not answer"} if self.end == "run_failed" else {}
+            yield self.event(self.end, **reason)
+
+    def event(self, event: str, seconds: float = 0.02, /, **fields: Any) -> dict[str, Any]:
+        self.now += seconds
+        return {"time": round(self.now, 3), "event": event, **fields}
+
+    def rate(self, step: int) -> float:
+        """The chance of an attempt in a step: an S-shaped way from the first to the last."""
+        x = step / max(1, self.planned - 1)
+        return self.first + (self.last - self.first) * x * x * (3 - 2 * x)
+
+    def attempt(self, rate: float, **key: Any) -> Iterator[dict[str, Any]]:
+        yield self.event("rollout_start", **key)
+        yield self.event("sample", **key, tokens=self.random.randint(20, 60), seconds=0.2)
+        yield self.event("tool", **key, exit_code=0, seconds=0.03)
+        reward = float(self.random.random() < rate)
+        outcome = "resolved" if reward else "unresolved"
+        yield self.event("episode", **key, reward=reward, outcome=outcome, ending="final")
+
+    def evaluation(self, label: str, job: str, rate: float) -> Iterator[dict[str, Any]]:
+        planned = HELD_OUT * ATTEMPTS
+        yield self.event("phase", name=f"evaluating the held-out split {label} training")
+        yield self.event("evaluation_start", label=label, job=job, split="held-out", attempts=planned)
+        resolved = 0
+        for number in range(planned):
+            for event in self.attempt(
+                rate,
+                phase=f"evaluation-{label}",
+                job=job,
+                group=number % HELD_OUT,
+                attempt=number // HELD_OUT,
+            ):
+                resolved += int(event.get("reward") or 0)
+                yield event
+        counts = {"attempts": planned, "resolved": resolved, "lost": 0}
+        yield self.event("evaluation", label=label, job=job, split="held-out", policy_version=0, **counts)
+
+    def batch(self, job: str, step: int) -> Iterator[dict[str, Any]]:
+        rewards: list[float] = []
+        fates = dict.fromkeys(FATES, 0)
+        for number in range(GROUPS):
+            key = {"phase": "run-1", "job": job, "group": step * GROUPS + number}
+            rate = min(1.0, max(0.0, self.random.gauss(self.rate(step), 0.12)))
+            mine: list[float] = []
+            for attempt in range(ATTEMPTS):
+                for event in self.attempt(rate, **key, attempt=attempt):
+                    mine += [event["reward"]] if "reward" in event else []
+                    yield event
+            fate = "uniform" if len(set(mine)) == 1 and number else "kept"
+            fates[fate] += 1
+            rewards += mine
+            yield self.event(
+                "group", job=job, group=key["group"], instance_id="bundled__cart-ledger-01", policy_version=step,
+                fate=fate, rewards=mine, lost=0,
+            )  # fmt: skip
+        fill = self.random.uniform(3.5, 5.5)
+        train, publish = self.random.uniform(1.2, 1.6), self.random.uniform(0.15, 0.25)
+        yield self.event(
+            "step_done",
+            fill + train + publish,
+            job=job,
+            step=step,
+            policy_version=step + 1,
+            reward_mean=sum(rewards) / len(rewards),
+            reward_mean_kept=0.5,
+            checkpoint=f"tinker://run/weights/{job}-step{step:05d}",
+            attempts=len(rewards),
+            lost=0,
+            groups=fates,
+            batch_seconds=round(fill + train + publish, 3),
+            fill_seconds=round(fill, 3),
+            train_seconds=round(train, 3),
+            publish_seconds=round(publish, 3),
+            work_seconds={
+                kind: round(self.random.uniform(0.9, 1.1) * share, 3)
+                for kind, share in (("sampling", 30.0), ("tools", 9.0), ("grading", 14.0))
+            },
+            minibatches=2,
+            metrics={},
+        )
+
+
+def write_run(folder: Path, seed: int = 0, **options: Any) -> Path:
+    """Write a whole run's log; the options are those of Events."""
+    folder.mkdir(parents=True)
+    lines = [dumps(event) + "\n" for event in Events(seed, **options)]
+    (folder / "events.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+class Replay:
+    """Writes a run's log step by step from a thread, and is started, paused and stopped like a TrainingRun."""
+
+    def __init__(self, output: Path | str, pause_after: int | None = None, **options: Any) -> None:
+        """pause_after: wait for `go_on` once so many steps are done, so that a test decides what comes when."""
+        self.folder = RunFolder(output)
+        self.go_on = threading.Event()
+        self._pause_after = pause_after
+        self._events = Events(**options)
+        self._stop = threading.Event()
+        self._unpaused = threading.Event()
+        self._unpaused.set()
+        self._done = threading.Event()
+
+    def start(self) -> Replay:
+        self.folder.open()
+        threading.Thread(target=self._main, daemon=True).start()
+        return self
+
+    def pause(self) -> None:
+        self._unpaused.clear()
+        self.folder.log("paused")
+
+    def resume(self) -> None:
+        self._unpaused.set()
+        self.folder.log("unpaused")
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        return self._done.wait(timeout)
+
+    def wait(self) -> None:
+        self._done.wait()
+
+    @property
+    def running(self) -> bool:
+        return not self._done.is_set()
+
+    def _main(self) -> None:
+        for event in self._events:
+            while not self._unpaused.wait(0.02) and not self._stop.is_set():
+                pass
+            if self._stop.is_set():
+                event = {"event": "run_stopped"}
+            fields = {key: value for key, value in event.items() if key not in ("time", "event")}
+            self.folder.log(event["event"], **fields)
+            if event["event"] == "run_stopped":
+                break
+            if event["event"] == "step_done" and event["step"] + 1 == self._pause_after:
+                while not self.go_on.wait(0.02) and not self._stop.is_set():
+                    pass
+        self.folder.close()
+        self._done.set()

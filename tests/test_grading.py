@@ -1,0 +1,220 @@
+"""Verdicts, in real sandboxes with real pytest, and the grader that shares them."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from swegym_tutorial import load_tasks
+from swegym_tutorial.grading import Grader, Outcome, Verdict, grade, judge, parse_pytest
+from swegym_tutorial.patches import touched_files
+from swegym_tutorial.sandbox import CommandResult, SandboxError
+from swegym_tutorial.validation import validate
+
+
+def patch_of(sandboxes, task, command: str) -> bytes:
+    from swegym_tutorial.patches import capture_patch
+
+    box = sandboxes.open(task)
+    try:
+        result = box.exec(command, timeout=20)
+        assert result.exit_code == 0, result.output
+        return capture_patch(box, task, 10_000_000)
+    finally:
+        box.close()
+
+
+def test_the_gold_patch_is_resolved(task, sandboxes, config):
+    verdict = grade(task, task.patch.encode(), sandboxes, config)
+    assert verdict.outcome is Outcome.RESOLVED and verdict.reward == 1.0
+    assert set(verdict.tests) >= {*task.fail_to_pass, *task.pass_to_pass}
+    assert set(verdict.tests.values()) == {"PASSED"} and "passed" in verdict.log
+
+
+def test_a_patch_that_changes_nothing_of_use_is_unresolved(task, sandboxes, config):
+    verdict = grade(task, patch_of(sandboxes, task, "echo more >> README.md"), sandboxes, config)
+    assert verdict.outcome is Outcome.UNRESOLVED and verdict.reward == 0.0
+    assert task.fail_to_pass[0] in verdict.detail
+
+
+class NoSandbox:
+    name = "none"
+
+    def open(self, task):
+        raise AssertionError("this needs no sandbox")
+
+    def close(self):
+        pass
+
+
+def test_case_5_the_empty_patch_earns_nothing_on_every_bundled_task_and_needs_no_sandbox(config):
+    # R2E-Gym#27
+    for task in load_tasks(split=None):
+        for patch in (b"", b"\n \n"):
+            verdict = grade(task, patch, NoSandbox(), config)
+            assert (verdict.outcome, verdict.reward) == (Outcome.EMPTY_PATCH, 0.0)
+
+
+def test_a_patch_that_does_not_apply_or_is_too_large_is_invalid(task, sandboxes, config):
+    wrong = task.patch.replace("@@ -", "@@ -9").encode()
+    verdict = grade(task, wrong, sandboxes, config)
+    assert verdict.outcome is Outcome.INVALID_PATCH and verdict.reward == 0.0 and verdict.detail
+    large = grade(task, task.patch.encode(), NoSandbox(), replace(config, patch_bytes=10))
+    assert large.outcome is Outcome.INVALID_PATCH and "larger than 10 bytes" in large.detail
+
+
+def test_a_syntax_error_is_the_agents_zero(task, sandboxes, config):
+    path = touched_files(task.patch)[0]
+    verdict = grade(task, patch_of(sandboxes, task, f"echo 'def broken(:' >> {path}"), sandboxes, config)
+    assert verdict.reward == 0.0 and verdict.outcome in (Outcome.UNRESOLVED, Outcome.TESTS_CRASHED)
+
+
+def test_tests_that_never_end_are_the_agents_zero(task, sandboxes, config):
+    path = touched_files(task.patch)[0]
+    patch = patch_of(sandboxes, task, f"printf 'import time\\ntime.sleep(99)\\n' >> {path}")
+    verdict = grade(task, patch, sandboxes, replace(config, grading_timeout=2.0))
+    assert verdict.outcome is Outcome.TESTS_TIMEOUT and verdict.reward == 0.0
+
+
+def test_an_interpreter_that_leaves_is_the_agents_zero(task, sandboxes, config):
+    path = touched_files(task.patch)[0]
+    patch = patch_of(sandboxes, task, f"printf 'import os\\nos._exit(0)\\n' >> {path}")
+    verdict = grade(task, patch, sandboxes, config)
+    assert verdict.outcome is Outcome.TESTS_CRASHED and verdict.reward == 0.0
+
+
+# Case 9 (multi-swe-bench#22, OpenHands#10087): edited tests and test configuration are graded as if they weren't.
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "printf 'def test_x():\\n    pass\\n' > {test}",
+        "rm {test}",
+        "printf 'import pytest\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport(item, call):\\n"
+        '    out = yield\\n    r = out.get_result()\\n    r.outcome = "passed"\\n\' > conftest.py',
+        "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini",
+        "printf '[tool:pytest]\\naddopts = -k nothing\\n' > setup.cfg",
+        "printf 'collect_ignore_glob = [\"*\"]\\n' > tests/conftest.py",
+    ],
+)
+def test_case_9_what_the_agent_did_to_the_tests_is_undone_and_told(task, sandboxes, config, cheat):
+    test = touched_files(task.test_patch)[0]
+    patch = patch_of(sandboxes, task, cheat.format(test=test))
+    verdict = grade(task, patch, sandboxes, config)
+    assert verdict.outcome is Outcome.UNRESOLVED and "undone before the tests ran" in verdict.detail
+
+
+def test_case_9_an_honest_fix_beside_it_is_still_resolved(task, sandboxes, config):
+    gold = task.patch.replace("'", "'\\''")
+    test = touched_files(task.test_patch)[0]
+    command = f"printf '%s' '{gold}' | git apply - && rm {test} && printf '[pytest]\naddopts = -k no\n' > pytest.ini"
+    verdict = grade(task, patch_of(sandboxes, task, command), sandboxes, config)
+    assert verdict.outcome is Outcome.RESOLVED and "pytest.ini" in verdict.detail
+
+
+def test_case_6_a_run_without_a_result_is_never_a_reward(task):
+    # The exit code says nothing: what counts is what the tests told.
+    silent = judge(task, CommandResult(0, "all good\n5 passed\n", False, 0, 1.0))
+    assert silent.outcome is Outcome.TESTS_CRASHED
+    partial = judge(task, CommandResult(0, f"PASSED {task.pass_to_pass[0]}\n", False, 0, 1.0))
+    assert partial.outcome is Outcome.UNRESOLVED
+    nothing_wanted = replace(task, fail_to_pass=(), pass_to_pass=())
+    assert (
+        judge(nothing_wanted, CommandResult(0, "PASSED t.py::x\n", False, 0, 1.0)).outcome
+        is Outcome.UNRESOLVED
+    )
+
+
+@pytest.mark.parametrize("status", ["XFAIL", "SKIPPED", "XPASS", "FAILED", "ERROR"])
+def test_only_passed_is_passed(task, status):
+    wanted = [*task.fail_to_pass, *task.pass_to_pass]
+    lines = [f"{status} {wanted[0]}", *(f"PASSED {test}" for test in wanted[1:])]
+    assert judge(task, CommandResult(0, "\n".join(lines), False, 0, 1.0)).outcome is Outcome.UNRESOLVED
+
+
+def test_the_summary_is_read_whatever_the_order_and_the_worst_counts():
+    output = (
+        "PASSED t.py::a\nFAILED t.py::b - assert 1 == 2\nPASSED t.py::c[x y]\nERROR t.py::a - boom\nPASSEDx\n"
+    )
+    expected = {"t.py::a": "ERROR", "t.py::b": "FAILED", "t.py::c[x y]": "PASSED"}
+    assert parse_pytest(output) == expected
+    assert parse_pytest("\n".join(reversed(output.splitlines()))) == expected
+
+
+def test_an_infrastructure_fault_has_no_reward():
+    with pytest.raises(ValueError, match="no reward"):
+        _ = Verdict(Outcome.INFRASTRUCTURE, detail="the sandbox died").reward
+
+
+def test_identical_patches_share_a_verdict_also_while_it_is_being_found(task, sandboxes, config):
+    class Counting:
+        name = "counting"
+        opened = 0
+
+        def open(self, task):
+            Counting.opened += 1
+            return sandboxes.open(task)
+
+        def close(self):
+            pass
+
+    grader = Grader(Counting(), config)
+    verdicts: list[Verdict] = []
+    threads = [
+        threading.Thread(target=lambda: verdicts.append(grader.grade(task, task.patch.encode())))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counting.opened == 1
+    assert [v.outcome for v in verdicts] == [Outcome.RESOLVED] * 6
+    assert sorted(v.shared for v in verdicts) == [False] + [True] * 5
+
+
+def test_a_fault_is_raised_and_not_remembered(task, sandboxes, config):
+    class Flaky:
+        name = "flaky"
+        broken = True
+
+        def open(self, task):
+            if self.broken:
+                raise SandboxError("no room")
+            return sandboxes.open(task)
+
+        def close(self):
+            pass
+
+    flaky = Flaky()
+    grader = Grader(flaky, config)
+    with pytest.raises(SandboxError, match="no room"):
+        grader.grade(task, task.patch.encode())
+    flaky.broken = False
+    assert grader.grade(task, task.patch.encode()).outcome is Outcome.RESOLVED
+
+
+@pytest.mark.slow
+def test_case_4_every_bundled_task_is_valid_in_the_sandbox(sandboxes, config):
+    # SWE-bench#26, #294: base fails and passes what it should, the gold patch passes all, the empty patch earns 0.
+    faults = {
+        task.instance_id: fault
+        for task, fault in validate(load_tasks(split=None), sandboxes, config)
+        if fault
+    }
+    assert faults == {}
+
+
+def test_case_4_a_broken_task_is_told(task, sandboxes, config):
+    broken = [
+        replace(task, patch=""),
+        replace(task, fail_to_pass=task.pass_to_pass),
+        replace(task, pass_to_pass=task.fail_to_pass),
+        replace(task, test_patch="nonsense\n"),
+    ]
+    faults = [fault for _, fault in validate(broken, sandboxes, config)]
+    assert [fault and fault.split(" ")[0:3] for fault in faults] == [
+        ["the", "gold", "patch"],
+        ["base", "already", "passes"],
+        ["base", "does", "not"],
+        ["the", "sandbox", "failed:"],
+    ]

@@ -1,0 +1,332 @@
+"""The loop's rules, with attempts and a server that answer at once: what is trained on, when, and under which policy."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from swegym_tutorial import TrainingConfig, load_tasks
+from swegym_tutorial.attempts import Workers
+from swegym_tutorial.events import EventReader, RunFolder
+from swegym_tutorial.grading import Episode, Outcome, Verdict
+from swegym_tutorial.job import NoLearningSignal, TrainingJob, task_at
+from swegym_tutorial.policy import PolicyError, Stopped
+from swegym_tutorial.rollout import Ending, Rollout
+
+
+class Attempts:
+    """Attempts that take `seconds` and are solved with a task's own probability."""
+
+    def __init__(
+        self, rate=lambda task: 0.5, seconds=lambda task: 0.001, lost=lambda identity: False
+    ) -> None:
+        self.rate, self.seconds, self.lost = rate, seconds, lost
+        self.samplers: dict[int, set[str]] = {}
+        self.lock = threading.Lock()
+
+    def rollout(self, task, sampler, identity):
+        with self.lock:
+            self.samplers.setdefault(identity.group, set()).add(sampler.path)
+        time.sleep(self.seconds(task))
+        if self.lost(identity):
+            return None
+        mask = np.array([False, True, True])
+        return Rollout(
+            task.instance_id,
+            np.array([1, 2, 3], np.int32),
+            mask,
+            -mask.astype(np.float32),
+            (),
+            Ending.FINAL,
+            b"x",
+            0.1,
+        )
+
+    def grade(self, task, rollout, identity):
+        solved = random.Random(f"{identity.group} {identity.attempt}").random() < self.rate(task)
+        return Episode(rollout, Verdict(Outcome.RESOLVED if solved else Outcome.UNRESOLVED, seconds=0.01))
+
+
+class Client:
+    """A trainer that remembers what it was sent."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.batches: list[list[int]] = []  # of each step, the data of its minibatches
+        self.loaded: list[str] = []
+
+    def train(self, minibatches, step):
+        self.batches.append([len(data) for data in minibatches])
+        time.sleep(self.seconds)
+        return SimpleNamespace(minibatches=len(self.batches[-1]), metrics={})
+
+    def save(self, name):
+        return f"tinker://m/weights/{name}"
+
+    def publish(self, name):
+        return f"tinker://m/sampler_weights/{name}"
+
+    def path_of(self, future, what):
+        return future
+
+    def load(self, path):
+        self.loaded.append(path)
+
+
+class Service:
+    """Names policies by their paths; as a reference, says -2 for each token."""
+
+    def sampler(self, path):
+        return SimpleNamespace(path=path)
+
+    def base_sampler(self):
+        def logprobs(tokens):
+            future: Future = Future()
+            future.set_result(np.full(tokens.shape, -2.0))
+            return future
+
+        return SimpleNamespace(path="base", logprobs=logprobs, reference_of=lambda future: future.result())
+
+
+def job(tmp_path, config, attempts, client=None, *, index=0):
+    folder = RunFolder(tmp_path)
+    folder.open()
+    stop, paused = threading.Event(), threading.Event()
+    client = client or Client()
+    made = TrainingJob(index, config, load_tasks(), Service(), client, attempts, folder, stop, paused)
+    return SimpleNamespace(
+        job=made, folder=folder, stop=stop, paused=paused, client=client, attempts=attempts
+    )
+
+
+def events(setup, *names):
+    return [e for e in EventReader(setup.folder.path).read() if e["event"] in names]
+
+
+FAST = TrainingConfig.laptop(steps=6, rollout_workers=4)
+SOON = 60.0
+
+
+def test_each_step_is_one_publication_with_its_checkpoint(tmp_path):
+    setup = job(tmp_path, FAST, Attempts())
+    last = setup.job.run("phase", time.time() + SOON)
+    steps = events(setup, "step_done")
+    assert [s["step"] for s in steps] == list(range(6))
+    assert [s["policy_version"] for s in steps] == list(range(1, 7))
+    assert last.path == "tinker://m/sampler_weights/phase-train-job0-step00005"
+    checkpoint = json.loads((tmp_path / "train-job0-checkpoint.json").read_text())
+    assert (
+        checkpoint["step"] == 5
+        and checkpoint["checkpoint"] == "tinker://m/weights/phase-train-job0-step00005"
+    )
+    assert checkpoint["sampler"] == last.path and checkpoint["policy_version"] == 6
+
+
+def test_case_25_a_group_never_mixes_versions_and_new_groups_use_the_new_one(tmp_path):
+    # tinker-cookbook#535
+    setup = job(tmp_path, FAST, Attempts(seconds=lambda task: 0.005))
+    setup.job.run("phase", time.time() + SOON)
+    assert all(len(paths) == 1 for paths in setup.attempts.samplers.values())
+    for group in events(setup, "group"):
+        (path,) = setup.attempts.samplers[group["group"]]
+        version = 0 if path.endswith("start") else int(path[-5:]) + 1
+        assert version == group["policy_version"]
+    assert len({g["policy_version"] for g in events(setup, "group")}) > 3
+
+
+def test_case_34_no_group_older_than_one_publication_is_trained_on(tmp_path):
+    # tinker-cookbook#822, marin#8955: one task in ten takes eight times as long.
+    slow = lambda task: 0.08 if task.instance_id.endswith("1") else 0.01  # noqa: E731
+    config = replace(FAST, steps=12, rollout_workers=16)
+    setup = job(tmp_path, config, Attempts(seconds=slow), Client(seconds=0.01))
+    setup.job.run("phase", time.time() + SOON)
+    version = 0
+    fates: Counter[str] = Counter()
+    for event in events(setup, "group", "step_done"):
+        if event["event"] == "step_done":
+            version = event["policy_version"]
+            continue
+        fates[event["fate"]] += 1
+        if event["fate"] == "kept":
+            assert version - event["policy_version"] <= 1
+    assert fates["stale"] <= 0.05 * fates.total()
+
+
+def test_a_batch_holds_the_mixed_groups_of_those_seen(tmp_path):
+    solved = {task.instance_id for task in load_tasks()[::2]}
+    setup = job(tmp_path, FAST, Attempts(rate=lambda task: 1.0 if task.instance_id in solved else 0.5))
+    setup.job.run("phase", time.time() + SOON)
+    for step, sizes in zip(events(setup, "step_done"), setup.client.batches, strict=True):
+        assert sum(step["groups"].values()) >= 8 and step["groups"]["kept"] >= 1
+        assert sum(sizes) == 8 * step["groups"]["kept"] and max(sizes) <= 8 * FAST.minibatch_groups
+        assert step["reward_mean"] > step["reward_mean_kept"]
+
+
+def test_without_a_limit_a_batch_waits_for_all_its_mixed_groups(tmp_path):
+    config = replace(FAST, steps=2, groups_per_batch=5, max_groups_per_batch=None, minibatch_groups=2)
+    setup = job(tmp_path, config, Attempts(rate=lambda task: 0.1))
+    setup.job.run("phase", time.time() + SOON)
+    assert [s["groups"]["kept"] for s in events(setup, "step_done")] == [5, 5]
+    assert [sorted(sizes) for sizes in setup.client.batches] == [[8, 16, 16]] * 2
+
+
+def test_the_kl_term_asks_the_reference_and_reaches_the_data(tmp_path):
+    seen = []
+
+    class Listening(Client):
+        def train(self, minibatches, step):
+            batches = list(minibatches)
+            seen.extend(batches)
+            return super().train(batches, step)
+
+    setup = job(tmp_path, replace(FAST, steps=1, kl_coef=0.5), Attempts(), Listening())
+    setup.job.run("phase", time.time() + SOON)
+    for data in seen:
+        weights = np.array([d.loss_fn_inputs["advantages"].to_numpy() for d in data])
+        # Advantages cancel out within a group; what is left is the KL term: -0.5 * (-1 + 2) over all tokens.
+        np.testing.assert_allclose(weights.sum(), -0.5, rtol=1e-4)
+
+
+def test_case_27_without_a_kl_term_no_reference_is_asked_for(tmp_path):
+    # SkyRL: servers without prompt log-probabilities serve all the same.
+    setup = job(tmp_path, replace(FAST, steps=1), Attempts())
+    assert setup.job._reference is None
+
+
+def test_case_33_a_run_that_learns_nothing_stops_and_says_why(tmp_path):
+    # DAPO#22, #28
+    config = replace(FAST, max_fruitless_groups=12)
+    setup = job(tmp_path, config, Attempts(rate=lambda task: 0.0))
+    with pytest.raises(NoLearningSignal, match="12 groups in a row") as caught:
+        setup.job.run("phase", time.time() + SOON)
+    assert "bundled__" in str(caught.value) and "0.00" in str(caught.value)
+
+
+def test_case_35_a_lost_attempt_costs_itself_and_not_its_group(tmp_path):
+    # AReaL#1419; case 37 (rllm#710): what is lost is in no mean.
+    setup = job(tmp_path, replace(FAST, steps=2), Attempts(lost=lambda i: i.attempt >= 6))
+    setup.job.run("phase", time.time() + SOON)
+    for step in events(setup, "step_done"):
+        groups = step["groups"]
+        assert groups["failed"] == 0 and step["lost"] == 2 * sum(groups.values())
+        assert step["attempts"] == 6 * sum(groups.values())
+
+
+def test_case_35_a_group_under_the_floor_is_dropped_and_counted(tmp_path):
+    lost = lambda i: i.group % 2 == 0 and i.attempt > 0  # noqa: E731
+    setup = job(tmp_path, replace(FAST, steps=2), Attempts(lost=lost))
+    setup.job.run("phase", time.time() + SOON)
+    failed = events(setup, "group_failed")
+    assert failed and all(g["group"] % 2 == 0 and g["lost"] == 7 for g in failed)
+    assert sum(s["groups"]["failed"] for s in events(setup, "step_done")) == len(failed)
+
+
+def test_an_error_in_a_worker_is_raised_by_the_job(tmp_path):
+    class Wrong(Attempts):
+        def grade(self, task, rollout, identity):
+            raise KeyError("a fault of ours")
+
+    setup = job(tmp_path, FAST, Wrong())
+    with pytest.raises(KeyError, match="a fault of ours"):
+        setup.job.run("phase", time.time() + SOON)
+
+
+def test_an_error_of_the_trainer_ends_the_workers(tmp_path):
+    class Failing(Client):
+        def train(self, minibatches, step):
+            raise PolicyError("the server is gone")
+
+    setup = job(tmp_path, FAST, Attempts(), Failing())
+    with pytest.raises(PolicyError):
+        setup.job.run("phase", time.time() + SOON)
+    time.sleep(0.3)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("train-job0")]
+
+
+def test_stopping_while_a_batch_fills_is_quick(tmp_path):
+    setup = job(tmp_path, FAST, Attempts(seconds=lambda task: 0.2))
+    threading.Timer(0.3, setup.stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        setup.job.run("phase", time.time() + SOON)
+    assert time.monotonic() - began < 10 and events(setup, "step_done") == []
+
+
+def test_time_that_is_over_ends_the_job_with_what_it_has(tmp_path):
+    setup = job(tmp_path, replace(FAST, steps=10_000), Attempts())
+    setup.job.run("phase", time.time() + 1.5)
+    done = events(setup, "step_done")
+    assert 0 < len(done) < 10_000 and events(setup, "out_of_time")[0]["step"] == len(done)
+
+
+def test_pausing_starts_no_more_groups(tmp_path):
+    setup = job(tmp_path, replace(FAST, steps=1000), Attempts(seconds=lambda task: 0.002))
+
+    def until_stopped():
+        with pytest.raises(Stopped):
+            setup.job.run("phase", time.time() + SOON)
+
+    thread = threading.Thread(target=until_stopped)
+    thread.start()
+    time.sleep(0.5)
+    setup.paused.set()
+    time.sleep(0.7)
+    count = len(setup.attempts.samplers)
+    time.sleep(0.5)
+    assert len(setup.attempts.samplers) == count > 0
+    setup.paused.clear()
+    time.sleep(0.6)
+    assert len(setup.attempts.samplers) > count
+    setup.stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_resumed_job_goes_on_from_its_checkpoint_and_repeats_no_group(tmp_path):
+    first = job(tmp_path, replace(FAST, steps=3), Attempts())
+    first.job.run("one", time.time() + SOON)
+    checkpoint = json.loads((tmp_path / "train-job0-checkpoint.json").read_text())
+    second = job(tmp_path, FAST, Attempts())
+    second.job.run("two", time.time() + SOON)
+    assert second.client.loaded == [checkpoint["checkpoint"]]
+    steps = events(second, "step_done")
+    assert [s["step"] for s in steps] == list(range(6))
+    assert [s["policy_version"] for s in steps] == list(range(1, 7))
+    trained = [g["group"] for g in events(second, "group") if g["fate"] == "kept"]
+    assert len(trained) == len(set(trained))
+    started = set(second.attempts.samplers)
+    assert set(checkpoint["unfinished_groups"]) <= started
+    assert all(n in checkpoint["unfinished_groups"] or n >= checkpoint["next_group"] for n in started)
+
+
+def test_each_pass_over_the_tasks_is_a_shuffle_of_its_own():
+    tasks = load_tasks()
+    n = len(tasks)
+    first, second = ([task_at(tasks, 7, 0, r * n + i).instance_id for i in range(n)] for r in (0, 1))
+    assert sorted(first) == sorted(second) == sorted(t.instance_id for t in tasks)
+    assert first != second
+    assert first == [task_at(tasks, 7, 0, i).instance_id for i in range(n)]
+    assert first != [task_at(tasks, 8, 0, i).instance_id for i in range(n)]
+    assert first != [task_at(tasks, 7, 1, i).instance_id for i in range(n)]
+
+
+def test_workers_run_everything_and_end():
+    workers = Workers(3, "some-worker")
+    done: list[int] = []
+    for i in range(50):
+        workers.submit(lambda i=i: done.append(i))
+    deadline = time.monotonic() + 10
+    while len(done) < 50 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    workers.close(5)
+    assert sorted(done) == list(range(50))
+    assert not [t for t in threading.enumerate() if t.name.startswith("some-worker")]
