@@ -1,0 +1,213 @@
+"""Makes the tiny policy: `python -m swegym_tutorial.bundled.train_policy --output DIR`.
+
+Builds the tokenizer and trains a small Qwen3 on demonstrations in two stages: the skill first, then the habits
+that reinforcement learning is to change. Then measures the result and writes `made_with.json` beside it. The same
+seed and steps give the same weights on the same machine and versions; elsewhere, floating-point sums may be
+ordered otherwise, and the bits differ while the quality does not. Knows nothing of the bundled tasks but their
+words: no function name of theirs occurs in a demonstration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import TINY_SYSTEM_PROMPT
+from ..rollout import Chat
+from .demonstrations import CLEAN, SHIPPED, Habits, demonstrate, encode
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+POLICY = Path(__file__).parent / "policy"
+BATCH = 32
+CONTEXT_WEIGHT = 0.1  # of tokens that the policy only reads; the ones it says weigh 1
+TYPICAL_WEIGHT = 40.0  # of one demonstration's tokens together
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass over fresh demonstrations with one cosine of the learning rate."""
+
+    name: str
+    steps: int
+    rate: float
+    habits: Habits
+    seed: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """A demonstration in tokens, and how much each weighs in the loss."""
+
+    tokens: list[int]
+    weights: list[float]
+
+
+def stages(seed: int, skill_steps: int, habit_steps: int) -> list[Stage]:
+    """Return the two stages: the second is short, and its habits are the shipped policy's."""
+    return [
+        Stage("skill", skill_steps, 3e-3, CLEAN, 1000 + seed),
+        Stage("habits", habit_steps, 1e-3, SHIPPED, 2000 + seed),
+    ]
+
+
+def create_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """Return an untrained Qwen3 of about half a million parameters.
+
+    Large initial weights and query and key gains: with the usual ones, so narrow a model stays for long on
+    the plateau before it learns to copy.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        initializer_range=0.06,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" in name or "k_norm" in name:
+                parameter.fill_(1.5)
+    return model
+
+
+def examples(chat: Chat, stage: Stage) -> Iterator[list[Example]]:
+    """Yield the stage's batches; every demonstration is seen once."""
+    rng = random.Random(stage.seed)
+    for _ in range(stage.steps):
+        yield [_example(*encode(chat, demonstrate(rng, stage.habits))) for _ in range(BATCH)]
+
+
+def _example(tokens: list[int], said: list[bool]) -> Example:
+    return Example(tokens, [1.0 if mine else CONTEXT_WEIGHT for mine in said])
+
+
+def train(model: Qwen3ForCausalLM, chat: Chat, stage: Stage) -> list[dict[str, float]]:
+    """Train the model in place for one stage; print and return its progress."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=stage.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    began = time.monotonic()
+    log: list[dict[str, float]] = []
+    for step, batch in enumerate(examples(chat, stage)):
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(stage, step)
+        loss, said = _losses(model, batch, chat.tokenizer.pad_token_id)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step % 25 == 0 or step == stage.steps - 1:
+            log.append({"step": step, "loss": round(loss.item(), 4), "loss_said": round(said.item(), 4)})
+            seconds = time.monotonic() - began
+            print(
+                f"{stage.name}: step {step} of {stage.steps}, loss {loss:.4f}, {said:.4f} on what it says, {seconds:.0f} s",
+                flush=True,
+            )
+    return log
+
+
+def _rate(stage: Stage, step: int) -> float:
+    warm = min(1.0, (step + 1) / 40)
+    return stage.rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / stage.steps)))
+
+
+def _losses(model: Qwen3ForCausalLM, batch: list[Example], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weighted loss of all tokens, and the plain mean over those that the policy says.
+
+    Divided by the number of demonstrations and not by their tokens: else a habit that makes for short
+    demonstrations would weigh more than it is frequent, and the policy would get more of it than it was shown.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    length = max(len(example.tokens) for example in batch)
+    tokens = torch.tensor([e.tokens + [padding] * (length - len(e.tokens)) for e in batch])
+    weights = torch.tensor([e.weights + [0.0] * (length - len(e.weights)) for e in batch])[:, 1:]
+    kept = weights > 0
+    hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][
+        kept
+    ]  # padding stands behind: no mask needed
+    losses = F.cross_entropy(model.lm_head(hidden), tokens[:, 1:][kept], reduction="none")
+    weights = weights[kept]
+    return (losses * weights).sum() / (TYPICAL_WEIGHT * len(batch)), losses[weights == 1].mean().detach()
+
+
+def make_policy(output: Path, seed: int, plan: list[Stage]) -> dict[str, Any]:
+    """Train a policy, save it in Hugging Face's form, and return what `made_with.json` is to tell of it."""
+    import tokenizers
+    import torch
+    import transformers
+
+    from .tokenizer import build_tokenizer
+
+    began = time.monotonic()
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.set_flush_denormal(True)
+    tokenizer = build_tokenizer()
+    chat = Chat(tokenizer, TINY_SYSTEM_PROMPT)
+    model = create_model(tokenizer)
+    logs = {stage.name: train(model, chat, stage) for stage in plan}
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    return {
+        "seed": seed,
+        "stages": [asdict(stage) for stage in plan],
+        "batch": BATCH,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "seconds": round(time.monotonic() - began),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+        "log": logs,
+    }
+
+
+def main() -> None:
+    # Idle threads must not spin on a machine that others use as well; read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    parser = argparse.ArgumentParser(description="Train the tiny policy from scratch.")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="a folder, for the policy in Hugging Face's form"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skill-steps", type=int, default=900)
+    parser.add_argument("--habit-steps", type=int, default=250)
+    arguments = parser.parse_args()
+    plan = stages(arguments.seed, arguments.skill_steps, arguments.habit_steps)
+    made = make_policy(arguments.output, arguments.seed, plan)
+    (arguments.output / "made_with.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
