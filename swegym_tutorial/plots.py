@@ -1,0 +1,242 @@
+"""Figures of a run, from its summary.
+
+Pure functions: the same summary gives the same picture, whatever style the reader's own matplotlib has, and no
+global state of matplotlib is touched, so that a thread may draw. Steps are counted from 1 for people. Knows
+nothing of notebooks or of live runs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .summary import RunSummary
+from .terminal import summarise
+from .words import PHASES, alt_text, held_out, phase_seconds, status_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 7.0, 3.2  # inches
+DPI = 150
+LINE_HEIGHT = 0.078  # of a line of 9 pt text, as a share of the panels' height
+DENSE = 60  # steps from which on single ones are no longer marked
+
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+INK, GREY, RULE = "#222222", "#666666", "#BBBBBB"
+REWARD, HELD_OUT = "#0072B2", "#D55E00"
+HELD_OUT_TEXT = "#A84A00"  # the same, darker: small text needs more contrast
+PHASE_COLORS = dict(zip(PHASES, ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#CC79A7"), strict=True))
+
+
+def reward_time_figure(summary: RunSummary) -> Figure:
+    """Draw mean reward and full batch time over the optimizer step, side by side.
+
+    Left: the mean reward of all graded attempts on a fixed scale from 0 to 1; of several clients each is a
+    thin grey line and their mean a bold one; held-out rates are diamonds before the first and after the last
+    step. Right: the seconds of a batch, stacked by phase; of several clients their mean. A run without a
+    step gives an empty pair of panels that say what the run is doing.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
+    # Fixed margins: constrained layout takes three times as long, and the panels would move while one watches.
+    left, right = (figure.add_axes((x, 0.155, 0.31, 0.655)) for x in (0.06, 0.54))
+    last = max([summary.planned_steps, *(s.step + 1 for steps in summary.steps.values() for s in steps), 1])
+    for axes in (left, right):
+        _style(axes, last)
+    _draw_reward(left, summary, last)
+    _draw_seconds(right, summary)
+    return figure
+
+
+def _style(axes: Axes, last: int) -> None:
+    """Set every colour and size by hand: the reader's own style must not reach in."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_facecolor("white")
+    axes.set_xlim(-0.02 * last - 0.6, 1.02 * last + 1.4)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xlabel("optimizer step", fontsize=9, color=INK, labelpad=2)
+    axes.tick_params(
+        which="both", labelsize=9, color=RULE, labelcolor=INK, length=3, width=0.8, direction="out"
+    )
+    axes.grid(False)
+    axes.grid(True, axis="y", color="#E8E8E8", linewidth=0.8, linestyle="-")
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set(color=RULE, linewidth=0.8)
+
+
+def _head(axes: Axes, title: str, key: str) -> None:
+    axes.text(0, 1.135, title, transform=axes.transAxes, fontsize=10.5, fontweight="bold", color=INK)
+    axes.text(0, 1.035, key, transform=axes.transAxes, fontsize=9, color=GREY)
+
+
+def _say_empty(axes: Axes, text: str) -> None:
+    axes.text(
+        0.5,
+        0.5,
+        textwrap.fill(text, 30),
+        transform=axes.transAxes,
+        fontsize=9,
+        color=GREY,
+        ha="center",
+        va="center",
+        bbox={"facecolor": "white", "edgecolor": "none"},
+    )
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A direct label: `text` beside the point (x, y) that it names."""
+
+    x: float
+    y: float
+    text: str
+    color: str
+    bold: bool = False
+
+
+def _draw_labels(axes: Axes, labels: Sequence[_Label]) -> None:
+    """Write labels to the right of their points, moved up or down where they would overlap."""
+    low, high = axes.get_ylim()
+    sizes = [LINE_HEIGHT * (1 + label.text.count("\n")) for label in labels]
+    heights = spread([(label.y - low) / (high - low) for label in labels], sizes)
+    for label, height in zip(labels, heights, strict=True):
+        axes.annotate(
+            label.text,
+            (label.x, low + height * (high - low)),
+            xytext=(6, 0),
+            textcoords="offset points",
+            fontsize=9,
+            color=label.color,
+            fontweight="bold" if label.bold else "normal",
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Move the middles of things of these sizes apart until none overlap, in their order, and below 1.
+
+    They are moved up first, and down again where the uppermost would pass 1.
+    """
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    moved = list(heights)
+    for below, i in pairwise(order):
+        moved[i] = max(moved[i], moved[below] + (sizes[below] + sizes[i]) / 2)
+    ceiling = 1.0
+    for i in reversed(order):
+        moved[i] = min(moved[i], ceiling - sizes[i] / 2)
+        ceiling = moved[i] - sizes[i] / 2
+    return moved
+
+
+def _draw_reward(axes: Axes, summary: RunSummary, last: int) -> None:
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    curves = {job: [(s.step + 1, s.reward_mean) for s in steps] for job, steps in summary.steps.items()}
+    if len(curves) > 1 or summary.clients > 1:
+        for one in curves.values():
+            axes.plot(*zip(*one, strict=True), color="#A8A8A8", linewidth=0.8, marker=".", markersize=2)
+        curve, name = mean_curve(curves, summary.clients), "mean"
+        key = f"thin: each of {max(summary.clients, len(curves))} clients, bold: their mean"
+    else:
+        curve, name = next(iter(curves.values()), []), "training"
+        key = "of all graded attempts in a batch"
+    _head(axes, "Mean reward", key)
+    if not curves:
+        _say_empty(axes, "no batch is done yet")
+    end = max((step for one in curves.values() for step, _ in one), default=last) + 1
+    labels = _draw_held_out(axes, summary, end)
+    if curve:
+        width, marker = (1.6, "") if len(curve) > DENSE else (2.2, "o")
+        axes.plot(*zip(*curve, strict=True), color=REWARD, linewidth=width, marker=marker, markersize=3.2)
+        step, value = curve[-1]
+        beside = step if held_out(summary)[1] is None else end
+        labels.append(_Label(beside, value, f"{name} {value:.2f}", REWARD, bold=True))
+    _draw_labels(axes, labels)
+
+
+def _draw_held_out(axes: Axes, summary: RunSummary, end: int) -> list[_Label]:
+    """Draw the rates as diamonds, hollow before the first step and full at step `end`; returns their labels."""
+    before, after = held_out(summary)
+    labels = []
+    if before is not None:
+        rate = before.rate
+        axes.axhline(rate, color=HELD_OUT, linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.plot(0, rate, "D", color=HELD_OUT, markersize=5, markerfacecolor="white", markeredgewidth=1.4)
+        edge = axes.get_xlim()[1]
+        labels.append(_Label(0.98 * edge, rate, f"held-out\nbefore {rate:.2f}", HELD_OUT_TEXT))
+    if after is not None:
+        axes.plot(end, after.rate, "D", color=HELD_OUT, markersize=5.5)
+        labels.append(_Label(end, after.rate, f"held-out\nafter {after.rate:.2f}", HELD_OUT_TEXT))
+    return labels
+
+
+def mean_curve(curves: Mapping[str, Sequence[tuple[int, float]]], clients: int) -> list[tuple[int, float]]:
+    """Average several clients' curves, at the steps that every client has done."""
+    if len(curves) < clients:
+        return []
+    values = [dict(curve) for curve in curves.values()]
+    steps = sorted(set.intersection(*(set(v) for v in values)))
+    return [(step, statistics.fmean(v[step] for v in values)) for step in steps]
+
+
+def _draw_seconds(axes: Axes, summary: RunSummary) -> None:
+    steps, parts = phase_seconds(summary)
+    jobs = max(summary.clients, len(summary.steps))
+    key = f"by phase, mean of {jobs} clients" if jobs > 1 else "by phase; numbers: the last batch"
+    _head(axes, "Seconds a batch", key)
+    if not steps:
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+        _say_empty(axes, status_line(summary))
+        return
+    base = [0.0] * len(steps)
+    labels = []
+    edges = [steps[0] - 0.5, *(step + 0.5 for step in steps)]
+    for phase, values in parts.items():
+        top = [b + v for b, v in zip(base, values, strict=True)]
+        axes.stairs(top, edges, baseline=base, fill=True, facecolor=PHASE_COLORS[phase], edgecolor="none")
+        # A white seam parts the bands for eyes that see no colour.
+        axes.stairs(
+            top,
+            edges,
+            baseline=None,
+            fill=False,
+            color="white",
+            linewidth=0.9 if len(steps) <= DENSE else 0.4,
+        )
+        labels.append(_Label(edges[-1], base[-1] + values[-1] / 2, f"{phase} {values[-1]:.1f}", INK))
+        base = top
+    axes.set_ylim(0, 1.08 * max(base) or 1.0)
+    _draw_labels(axes, labels)
+
+
+def png_bytes(figure: Figure, description: str = "") -> bytes:
+    """Return a figure as PNG; `description` is written into the file for those who don't see it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    buffer = io.BytesIO()
+    metadata = {"Description": description} if description else {}
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None, **metadata})
+    return buffer.getvalue()
+
+
+def save_reward_time(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
+    """Draw a run folder's figure into reward_time.png in it, or into `path`; returns where it is."""
+    summary = summarise(Path(folder))
+    path = Path(folder) / "reward_time.png" if path is None else Path(path)
+    path.write_bytes(png_bytes(reward_time_figure(summary), alt_text(summary)))
+    return path

@@ -1,0 +1,161 @@
+"""A run in words and numbers for people: alternative text for its figure, and a small table.
+
+Reads a RunSummary only; steps are counted from 1. Knows nothing of figures or notebooks.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from .summary import FATES, EvaluationResult, RunSummary, StepResult
+from .terminal import fault_lines, progress_line
+
+ENDED = ("done", "stopped", "failed")
+PHASES = ("sampling", "tools", "grading", "training", "publishing")  # of a batch, in their order
+
+
+def held_out(summary: RunSummary) -> tuple[EvaluationResult | None, EvaluationResult | None]:
+    """Return the held-out evaluations before and after training, None where there was no such evaluation.
+
+    Of several clients the attempts are taken together; of an evaluation made twice the later one counts.
+    """
+    return _together(summary, "before"), _together(summary, "after")
+
+
+def _together(summary: RunSummary, label: str) -> EvaluationResult | None:
+    latest = list({e.job: e for e in summary.evaluations if e.label == label}.values())
+    if not sum(e.attempts for e in latest):
+        return None
+    return EvaluationResult(
+        label=label,
+        job=", ".join(e.job for e in latest),
+        split=latest[0].split,
+        attempts=sum(e.attempts for e in latest),
+        resolved=sum(e.resolved for e in latest),
+        lost=sum(e.lost for e in latest),
+    )
+
+
+def phase_seconds(summary: RunSummary) -> tuple[list[int], dict[str, list[float]]]:
+    """Return the steps (counted from 1) and each phase's seconds in them, averaged over the clients that did it.
+
+    The filling of a batch is shared out by the work that was done in it, as its attempts ran side by side.
+    """
+    done: dict[int, list[StepResult]] = {}
+    for results in summary.steps.values():
+        for result in results:
+            done.setdefault(result.step + 1, []).append(result)
+    steps = sorted(done)
+    parts: dict[str, list[float]] = {
+        phase: [statistics.fmean(_parts(result)[phase] for result in done[step]) for step in steps]
+        for phase in PHASES
+    }
+    return steps, parts
+
+
+def _parts(result: StepResult) -> dict[str, float]:
+    nothing = dict.fromkeys(PHASES, 0.0)
+    return nothing | result.fill_parts | {
+        "training": result.train_seconds,
+        "publishing": result.publish_seconds,
+    }  # fmt: skip
+
+
+def alt_text(summary: RunSummary) -> str:
+    """Say in a few sentences what the figure shows."""
+    said = ["Two charts over the optimizer step."]
+    if reward := _reward_change(summary):
+        said.append(f"Left: the mean reward of all graded attempts, {reward}.")
+    else:
+        said.append("No batch is done yet.")
+    if rates := _held_out_change(summary):
+        said.append(f"Held-out tasks resolved: {rates}.")
+    steps, parts = phase_seconds(summary)
+    if steps:
+        means = ", ".join(f"{phase} {statistics.fmean(values):.1f}" for phase, values in parts.items())
+        said.append(f"Right: the seconds of a batch, stacked by phase, on average {means}.")
+    return " ".join(said)
+
+
+def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[str, str]]:
+    """Return the state of a run as rows of a name and a value, for people.
+
+    now: seconds since 1970, for the age of the last event; by default the present.
+    """
+    steps = [s for steps in summary.steps.values() for s in steps]
+    rows = [("status", status_line(summary))]
+    if steps:
+        done = sorted(len(steps) for steps in summary.steps.values())
+        count = f"{done[0]}" if done[0] == done[-1] else f"{done[0]} to {done[-1]}"
+        clients = f", {len(done)} clients" if len(done) > 1 else ""
+        rows.append(("steps done", f"{count} of {summary.planned_steps}{clients}"))
+        rows.append(("mean reward", _reward_change(summary)))
+    if rates := _held_out_change(summary):
+        rows.append(("held-out resolved", rates))
+    if steps:
+        seconds = [s.batch_seconds for s in steps]
+        last = max(steps, key=lambda s: s.time)
+        median = f"{statistics.median(seconds):.1f} s median"
+        rows.append(("batch time", f"{median}, {last.batch_seconds:.1f} s the last one"))
+        groups = {fate: sum(s.groups.get(fate, 0) for s in steps) for fate in FATES}
+        rows.append(("groups", ", ".join(f"{count} {fate}" for fate, count in groups.items())))
+    if faults := fault_lines(summary):
+        rows.append(("faults", faults[0]))
+    if summary.last_event is not None:
+        rows.append(_last_event(summary, summary.last_event, time.time() if now is None else now))
+    return rows
+
+
+def status_line(summary: RunSummary) -> str:
+    """Say what the run is doing, or how it ended."""
+    if summary.status not in ENDED:
+        return _progress(summary)
+    took = ""
+    if summary.started is not None and summary.last_event is not None:
+        took = f" after {duration(summary.last_event - summary.started)}"
+    return summary.status + took + (f": {summary.reason}" if summary.reason else "")
+
+
+def _progress(summary: RunSummary) -> str:
+    if len(summary.filling) < 2 or summary.phase != "training":
+        return progress_line(summary)
+    graded = sum(filling.attempts for filling in summary.filling.values())
+    paused = "paused; " if summary.status == "paused" else ""
+    return f"{paused}training: {summary.clients} clients fill their batches, {graded} attempts graded so far"
+
+
+def _reward_change(summary: RunSummary) -> str:
+    """Say how the mean reward went, from the means over the first and the last steps of all clients."""
+    curves = [[s.reward_mean for s in steps] for steps in summary.steps.values()]
+    if not curves:
+        return ""
+    length = min(len(curve) for curve in curves)
+    if length == 1:
+        return f"{statistics.fmean(c[0] for c in curves):.2f} in the first step"
+    k = min(5, length // 2)
+    first = statistics.fmean(value for c in curves for value in c[:k])
+    last = statistics.fmean(value for c in curves for value in c[-k:])
+    name = f"{k} steps" if k > 1 else "step"
+    return f"{first:.2f} in the first {name}, {last:.2f} in the last {name}"
+
+
+def _held_out_change(summary: RunSummary) -> str:
+    told = [f"{e.rate:.0%} of {e.attempts} attempts {e.label} training" for e in held_out(summary) if e]
+    return ", ".join(told)
+
+
+def _last_event(summary: RunSummary, at: float, now: float) -> tuple[str, str]:
+    if summary.status in ENDED:
+        return "ended", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return "last event", f"{duration(max(0.0, now - at))} ago"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in at most two units: 8 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
