@@ -24,6 +24,9 @@ from .sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError
 from .tasks import Task
 
 LOG_BYTES = 1 << 20  # of the tests' output, head and tail
+TEST_ENV = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
+}  # plugins of this machine are no part of a task, and take seconds
 GUARDED = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 
 
@@ -94,7 +97,7 @@ def run_tests(task: Task, patch: bytes, sandboxes: SandboxBackend, config: Train
             return Verdict(Outcome.INVALID_PATCH, detail=refusal)
         undone = _put_tests_in_place(sandbox, task, patch)
         command = f"{task.test_command} {' '.join(map(shlex.quote, _test_files(task)))}"
-        result = sandbox.exec(command, timeout=config.grading_timeout, output_bytes=LOG_BYTES)
+        result = sandbox.exec(command, timeout=config.grading_timeout, output_bytes=LOG_BYTES, env=TEST_ENV)
     verdict = judge(task, result)
     return replace(verdict, detail="; ".join(filter(None, [verdict.detail, undone])))
 

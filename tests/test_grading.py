@@ -56,7 +56,7 @@ def test_case_5_the_empty_patch_earns_nothing_on_every_bundled_task_and_needs_no
 
 
 def test_a_patch_that_does_not_apply_or_is_too_large_is_invalid(task, sandboxes, config):
-    wrong = task.patch.replace("@@ -", "@@ -9").encode()
+    wrong = task.patch.replace("return", "yield").encode()
     verdict = grade(task, wrong, sandboxes, config)
     assert verdict.outcome is Outcome.INVALID_PATCH and verdict.reward == 0.0 and verdict.detail
     large = grade(task, task.patch.encode(), NoSandbox(), replace(config, patch_bytes=10))

@@ -1,0 +1,335 @@
+"""Whole runs on this machine: the real server, the real SDK, the bundled policy, real sandboxes and tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swegym_tutorial import TrainingConfig, TrainingRun
+from swegym_tutorial.events import EventReader, read_episode
+from swegym_tutorial.grading import Outcome
+from swegym_tutorial.policy import PolicyError
+from swegym_tutorial.run import RunError, evaluate_policy
+from swegym_tutorial.terminal import summarise
+
+ROOT = Path(__file__).parent.parent
+SMALL = {"steps": 2, "groups_per_batch": 4, "max_groups_per_batch": 4, "evaluation_attempts": 1}
+
+
+def events(folder: Path, *names: str) -> list[dict]:
+    return [e for e in EventReader(folder).read() if e["event"] in names]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a short run with evaluations, made once."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run = TrainingRun(TrainingConfig.laptop(**SMALL), folder, evaluate=True)
+    run.start()
+    run.wait()
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_leaves_every_file_and_nothing_else(whole):
+    names = {path.name for path in whole.iterdir()}
+    assert names >= {
+        "config.json",
+        "events.jsonl",
+        "episodes",
+        "train-job0-checkpoint.json",
+        "reward_time.png",
+    }
+    assert TrainingConfig(**json.loads((whole / "config.json").read_text())).steps == 2
+    assert (whole / "reward_time.png").read_bytes().startswith(b"\x89PNG")
+    steps = events(whole, "step_done")
+    assert [step["step"] for step in steps] == [0, 1]
+    checkpoint = json.loads((whole / "train-job0-checkpoint.json").read_text())
+    assert checkpoint["step"] == 1 and checkpoint["checkpoint"].startswith("tinker://")
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_every_attempt_is_recorded_with_its_turns_patch_and_tests(whole):
+    graded = [e for e in events(whole, "episode") if e["phase"].startswith("run-")]
+    assert len(graded) >= 64
+    for event in graded:
+        folder = (
+            whole / "episodes" / event["phase"] / event["job"] / f"g{event['group']:06d}-a{event['attempt']}"
+        )
+        episode = read_episode(folder)
+        assert (
+            episode["verdict"]["reward"] == event["reward"] and episode["instance_id"] == event["instance_id"]
+        )
+        assert len(episode["tokens"]) == len(episode["mask"]) == len(episode["logprobs"])
+        assert (folder / "ungraded.json.gz").exists() and (folder / "prediction.patch").exists()
+        tests = folder / event["instance_id"].lower()
+        assert json.loads((tests / "report.json").read_text())["outcome"] == event["outcome"]
+        assert (tests / "test_output.txt").exists()
+    assert {e["outcome"] for e in graded} >= {Outcome.RESOLVED, Outcome.EMPTY_PATCH}
+
+
+@pytest.mark.slow
+def test_the_events_tell_the_whole_story(whole):
+    summary = summarise(whole)
+    assert summary.status == "done" and len(summary.steps["train-job0"]) == 2
+    assert [(e.label, e.split, e.attempts, e.lost) for e in summary.evaluations] == [
+        ("before", "held-out", 32, 0),
+        ("after", "held-out", 32, 0),
+    ]
+    names = {e["event"] for e in EventReader(whole).read()}
+    assert names >= {
+        "rollout_start", "sample", "tool", "rollout_ready", "grading_start", "episode", "group", "step_done", "evaluation",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_sampled_logprobs_are_what_the_server_computes_for_the_same_policy(whole):
+    # The base policy sampled the first batch: a fresh server must give the same log-probabilities.
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from swegym_tutorial.run import POLICY
+
+    model = AutoModelForCausalLM.from_pretrained(POLICY).eval()
+    first = [
+        e
+        for e in events(whole, "rollout_ready")
+        if e["policy_version"] == 0 and e["phase"].startswith("run-")
+    ][:4]
+    for event in first:
+        episode = read_episode(
+            whole / "episodes" / event["phase"] / event["job"] / f"g{event['group']:06d}-a{event['attempt']}"
+        )
+        tokens = torch.tensor([episode["tokens"]])
+        with torch.no_grad():
+            logits = model(tokens).logits[0, :-1].log_softmax(-1)
+        own = logits.gather(1, tokens[0, 1:, None])[:, 0].numpy()
+        mask = np.array(episode["mask"][1:], bool)
+        np.testing.assert_allclose(np.array(episode["logprobs"][1:])[mask], own[mask], atol=2e-3)
+
+
+@pytest.mark.slow
+def test_a_finished_run_can_be_evaluated_and_extended(whole, tmp_path):
+    result = evaluate_policy(whole, attempts=1)
+    assert result.attempts == 32 and 0 <= result.rate <= 1
+    before = (whole / "events.jsonl").read_text()
+    run = TrainingRun(TrainingConfig.laptop(**{**SMALL, "steps": 3}), whole, resume=True)
+    run.start()
+    run.wait()
+    assert (whole / "events.jsonl").read_text().startswith(before)
+    assert [s["step"] for s in events(whole, "step_done")] == [0, 1, 2]
+    assert events(whole, "resumed")[0]["step"] == 1
+
+
+@pytest.mark.slow
+def test_two_clients_train_side_by_side_with_a_kl_term(tmp_path):
+    config = TrainingConfig.laptop(
+        **{**SMALL, "steps": 1, "clients": 2, "kl_coef": 0.05, "rollout_workers": 8}
+    )
+    run = TrainingRun(config, tmp_path / "two")
+    run.start()
+    run.wait()
+    summary = summarise(tmp_path / "two")
+    assert sorted(summary.steps) == ["train-job0", "train-job1"]
+    assert (tmp_path / "two" / "train-job1-checkpoint.json").exists()
+
+
+def test_a_used_folder_is_refused(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(RunError, match="in use"):
+        TrainingRun(TrainingConfig.laptop(), tmp_path)
+
+
+def test_the_full_run_needs_its_server_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    with pytest.raises(RunError, match="TINKER_BASE_URL is not set"):
+        TrainingRun(TrainingConfig.spindle(), tmp_path / "run", tasks=[])
+
+
+@pytest.mark.slow
+def test_an_error_is_raised_by_wait_and_nothing_is_left(tmp_path):
+    run = TrainingRun(TrainingConfig.laptop(lora_rank=100_000), tmp_path / "run")
+    run.start()
+    with pytest.raises(PolicyError, match="rank"):
+        run.wait()
+    assert summarise(tmp_path / "run").status == "failed"
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_stop_gives_control_back_and_ends_everything(tmp_path):
+    run = TrainingRun(TrainingConfig.laptop(), tmp_path / "run")
+    run.start()
+    wait_for(run.folder.path, "tool")
+    began = time.monotonic()
+    run.stop()
+    assert time.monotonic() - began < 2
+    assert run.join(10)
+    run.wait()
+    assert summarise(run.folder.path).status == "stopped"
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    time.sleep(1)
+    ours = ("train-job", "training-run", "evaluation", "policy-call")
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(ours)]
+
+
+# -- The command, and what is left of it after it was interrupted or killed -------------------------
+
+
+def start_command(folder: Path, temp: Path, *arguments: str) -> subprocess.Popen[str]:
+    temp.mkdir()
+    env = {**os.environ, "TMPDIR": str(temp), "PYTHONPATH": str(ROOT)}
+    env.pop("TINKER_BASE_URL", None)
+    command = [sys.executable, "-m", "swegym_tutorial.cli", "train", "--output", str(folder), *arguments]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for(folder: Path, event: str, timeout: float = 90, **fields: str) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if any(all(e.get(k) == v for k, v in fields.items()) for e in events(folder, event)):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {event} {fields} in {timeout} s")
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def sandbox_folders(temp: Path) -> list[Path]:
+    return [path for path in temp.iterdir() if path.name.startswith("swegym-")]
+
+
+PHASES = {
+    "while the server starts": ("phase", {"name": "starting the training server and the sandboxes"}),
+    "while evaluating": ("evaluation_start", {}),
+    "in the first batch": ("rollout_start", {"job": "train-job0"}),
+    "after a step": ("step_done", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_in_any_phase_leaves_nothing(phase, tmp_path):
+    event, fields = PHASES[phase]
+    arguments = ["--evaluate", "--set", "evaluation_attempts=1"] if "evaluating" in phase else []
+    process = start_command(tmp_path / "run", tmp_path / "tmp", *arguments)
+    wait_for(tmp_path / "run", event, **fields)
+    time.sleep(0.3)
+    processes = family(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
+    assert gone_within(processes, 5) == []
+    deadline = time.monotonic() + 30
+    while sandbox_folders(tmp_path / "tmp") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert sandbox_folders(tmp_path / "tmp") == []
+    assert events(tmp_path / "run", "run_stopped")
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_driver_leaves_nothing(tmp_path):
+    process = start_command(tmp_path / "run", tmp_path / "tmp")
+    wait_for(tmp_path / "run", "tool")
+    processes = family(process.pid)
+    assert sandbox_folders(tmp_path / "tmp")
+    process.kill()
+    process.communicate(timeout=10)
+    assert gone_within([p for p in processes if "watchdog" not in " ".join(_cmdline(p))], 5) == []
+    deadline = time.monotonic() + 30
+    while sandbox_folders(tmp_path / "tmp") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert sandbox_folders(tmp_path / "tmp") == []
+    assert gone_within(processes, 5) == []
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_line_a_step_where_there_is_no_terminal(tmp_path):
+    temp = tmp_path / "tmp"
+    arguments = ["--steps", "1", "--groups-per-batch", "2", "--seed", "5"]
+    process = start_command(tmp_path / "run", temp, *arguments)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert (
+        "train-job0 step 1: mean reward" in output and "tinker://" in output and "reward_time.png" in output
+    )
+    assert "\x1b[" not in output
+    shown = subprocess.run(
+        [sys.executable, "-m", "swegym_tutorial.cli", "show", str(tmp_path / "run")],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert shown.returncode == 0 and "train-job0" in shown.stdout and "done" in shown.stdout
+
+
+def run_cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as cwd:
+        return subprocess.run(
+            [sys.executable, "-m", "swegym_tutorial.cli", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["train", "--steps", "0"], "must be positive"),
+        (["train", "--hours", "-1"], "must be positive"),
+        (["train", "--set", "nonsense=1"], "names none of"),
+        (["train", "--preset", "laptop", "--set", "clip_low=2"], "clip_low"),
+        (["train", "--preset", "cloud"], "invalid choice"),
+        (["show", "."], "no run folder"),
+        (["evaluate"], "--base"),
+        (["serve", "--model", "."], "no model folder"),
+        ([], "COMMAND"),
+    ],
+)
+def test_usage_errors_exit_2_with_one_clear_message(arguments, told):
+    done = run_cli(*arguments)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_a_user_can_mend_exits_1_without_a_traceback():
+    done = run_cli("train", "--preset", "laptop", "--tasks", "missing.jsonl")
+    assert done.returncode == 1 and "missing.jsonl" in done.stderr and "Traceback" not in done.stderr
+    done = run_cli("tasks", "show", "nobody__nothing-1")
+    assert done.returncode == 1 and "nobody__nothing-1" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_tasks_are_listed_and_shown():
+    listed = run_cli("tasks", "list")
+    assert listed.returncode == 0 and len(listed.stdout.splitlines()) >= 64
+    name = listed.stdout.split()[1]
+    shown = run_cli("tasks", "show", name)
+    assert all(word in shown.stdout for word in (name, "Issue", "Gold patch", "FAIL_TO_PASS", "pytest"))
