@@ -7,6 +7,7 @@ own words again, where Qwen's template would drop them. Knows nothing of tests, 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -97,6 +98,7 @@ class Chat:
 
     def __init__(self, tokenizer: Any, system_prompt: str) -> None:
         self.tokenizer = tokenizer
+        self._lock = threading.Lock()  # fast tokenizers fail with "Already borrowed" in two threads at once
         self.system_prompt = system_prompt
         self.stop_tokens: list[int] = [tokenizer.eos_token_id]
         turn, one, two = "<turn>", "<observation 1>", "<observation 2>"
@@ -121,12 +123,14 @@ class Chat:
         )
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        with self._lock:
+            return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of a turn, without the token that ends it."""
         body = tokens[:-1] if tokens and tokens[-1] in self.stop_tokens else tokens
-        return self.tokenizer.decode(body, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        with self._lock:
+            return self.tokenizer.decode(body, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def prompt(self, task: Task) -> list[int]:
         """Return the first turn's prompt: system message with the tool, issue, generation prompt."""
