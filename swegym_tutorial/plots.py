@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from .summary import RunSummary
 from .terminal import summarise
-from .words import PHASES, alt_text, held_out, phase_seconds, status_line
+from .words import ENDED, PHASES, alt_text, held_out, phase_seconds, status_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def reward_time_figure(summary: RunSummary) -> Figure:
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
     # Fixed margins: constrained layout takes three times as long, and the panels would move while one watches.
-    left, right = (figure.add_axes((x, 0.155, 0.31, 0.655)) for x in (0.06, 0.54))
+    left, right = (figure.add_axes((x, 0.155, 0.3, 0.655)) for x in (0.056, 0.552))
     last = max([summary.planned_steps, *(s.step + 1 for steps in summary.steps.values() for s in steps), 1])
     for axes in (left, right):
         _style(axes, last)
@@ -86,7 +86,7 @@ def _say_empty(axes: Axes, text: str) -> None:
     axes.text(
         0.5,
         0.5,
-        textwrap.fill(text, 30),
+        textwrap.fill(textwrap.shorten(text, 180), 30),
         transform=axes.transAxes,
         fontsize=9,
         color=GREY,
@@ -196,31 +196,27 @@ def mean_curve(curves: Mapping[str, Sequence[tuple[int, float]]], clients: int) 
 def _draw_seconds(axes: Axes, summary: RunSummary) -> None:
     steps, parts = phase_seconds(summary)
     jobs = max(summary.clients, len(summary.steps))
+    longest = max((sum(seconds) for seconds in zip(*parts.values(), strict=True)), default=0.0)
+    unit, name = (60.0, "Minutes") if longest >= 300 else (1.0, "Seconds")
     key = f"by phase, mean of {jobs} clients" if jobs > 1 else "by phase; numbers: the last batch"
-    _head(axes, "Seconds a batch", key)
+    _head(axes, f"{name} a batch", key)
     if not steps:
         axes.set_ylim(0, 1)
         axes.set_yticks([])
-        _say_empty(axes, status_line(summary))
+        _say_empty(axes, status_line(summary) if summary.status in ENDED else summary.phase or "starting")
         return
     base = [0.0] * len(steps)
     labels = []
     edges = [steps[0] - 0.5, *(step + 0.5 for step in steps)]
-    for phase, values in parts.items():
-        top = [b + v for b, v in zip(base, values, strict=True)]
+    seam = 0.9 if len(steps) <= DENSE else 0.4  # white, between the bands, for eyes that see no colour
+    for phase, seconds in parts.items():
+        top = [b + s / unit for b, s in zip(base, seconds, strict=True)]
         axes.stairs(top, edges, baseline=base, fill=True, facecolor=PHASE_COLORS[phase], edgecolor="none")
-        # A white seam parts the bands for eyes that see no colour.
-        axes.stairs(
-            top,
-            edges,
-            baseline=None,
-            fill=False,
-            color="white",
-            linewidth=0.9 if len(steps) <= DENSE else 0.4,
-        )
-        labels.append(_Label(edges[-1], base[-1] + values[-1] / 2, f"{phase} {values[-1]:.1f}", INK))
+        axes.stairs(top, edges, baseline=None, fill=False, color="white", linewidth=seam)
+        middle = (base[-1] + top[-1]) / 2
+        labels.append(_Label(edges[-1], middle, f"{phase} {seconds[-1] / unit:.1f}", INK))
         base = top
-    axes.set_ylim(0, 1.08 * max(base) or 1.0)
+    axes.set_ylim(0, 1.08 * longest / unit or 1.0)
     _draw_labels(axes, labels)
 
 

@@ -33,10 +33,11 @@ class Events:
         evaluations: tuple[str, ...] = ("before", "after"),
         first: float = 0.25,
         last: float = 0.93,
+        slowness: float = 1.0,
         end: str = "run_done",
     ) -> None:
         self.random = random.Random(seed)
-        self.now = BEGAN
+        self.now, self.slowness = BEGAN, slowness
         self.steps, self.clients, self.planned = steps, clients, planned or steps
         self.evaluations, self.first, self.last, self.end = evaluations, first, last, end
 
@@ -110,8 +111,9 @@ class Events:
                 "group", job=job, group=key["group"], instance_id="bundled__cart-ledger-01", policy_version=step,
                 fate=fate, rewards=mine, lost=0,
             )  # fmt: skip
-        fill = self.random.uniform(3.5, 5.5)
-        train, publish = self.random.uniform(1.2, 1.6), self.random.uniform(0.15, 0.25)
+        fill, train, publish = (
+            self.slowness * self.random.uniform(*bounds) for bounds in ((3.5, 5.5), (1.2, 1.6), (0.15, 0.25))
+        )
         yield self.event(
             "step_done",
             fill + train + publish,

@@ -1,0 +1,300 @@
+"""A run to watch: one figure, one small table, and for a live run in a notebook three buttons.
+
+Reads the run's log as it grows, so that it shows a live run, a finished one, and one that another process
+writes. Without ipywidgets there are no buttons, without a notebook there is one line of text a step. Knows
+nothing of how a run works: it needs the run's folder, and of a live one pause, resume, stop and join.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import html
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from .events import EventReader, RunFolder
+from .summary import RunSummary
+from .terminal import evaluation_lines, step_line
+from .words import ENDED, alt_text, status_line, summary_table
+
+INTERVAL = 1.0  # seconds between two looks at the log
+SHOWN = {"width": 672, "height": 307}  # pixels on the page: 7 x 3.2 inches at 96 an inch; the PNG has more
+
+_drawing = threading.Lock()  # matplotlib promises nothing to threads that draw side by side
+
+
+class LiveRun(Protocol):
+    """What a dashboard needs of a run in its own process; TrainingRun has it."""
+
+    folder: RunFolder
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def stop(self) -> None: ...
+    def join(self, timeout: float | None = None) -> bool: ...
+
+
+class Dashboard:
+    """Shows a run at the place where it is made, and keeps that up to date from a thread until the run ends.
+
+        dashboard = Dashboard(run)              # or Dashboard("runs/first")
+        dashboard.pause(), dashboard.resume(), dashboard.stop()
+
+    At the run's end its last state is painted and the buttons go, so that a saved notebook holds one picture and
+    one table. An error in painting ends the painting and not the run: it is told in the table and kept in `error`.
+    """
+
+    def __init__(self, run_or_folder: LiveRun | str | os.PathLike[str], *, buttons: bool = True) -> None:
+        """Show the state of now. buttons: whether a live run gets Pause, Resume and Stop.
+
+        Raises FileNotFoundError where there is no such folder.
+        """
+        self.error: Exception | None = None
+        self._run: LiveRun | None = None
+        if isinstance(run_or_folder, (str, os.PathLike)):
+            path = Path(run_or_folder)
+            if not path.is_dir():
+                raise FileNotFoundError(f"there is no run folder {path}: name one that holds an events.jsonl")
+        else:
+            self._run, path = run_or_folder, run_or_folder.folder.path
+        self._reader = EventReader(path / "events.jsonl")
+        self._summary = RunSummary()
+        self._closing = threading.Event()
+        self._painter: threading.Thread | None = None
+        self._view: _View = _NotebookView() if in_notebook() else _TextView()
+        if self._look(over=self._run is not None and self._run.join(0)):
+            return
+        if self._run is not None and buttons:
+            self._view.add_buttons({"Pause": self.pause, "Resume": self.resume, "Stop": self.stop})
+        self._painter = threading.Thread(target=self._paint, name="dashboard", daemon=True)
+        self._painter.start()
+        atexit.register(self.close)
+
+    def __str__(self) -> str:
+        """The table as it stands, or in a terminal the last line."""
+        return self._view.text
+
+    def _ipython_display_(self) -> None:
+        """Show nothing where it is a cell's last value: it has shown itself already."""
+
+    # -- What its reader may do: each button has one of these ---------------------------------------
+
+    def pause(self) -> None:
+        """Have the run start no more groups. Raises RuntimeError where only a folder is watched."""
+        self._live().pause()
+
+    def resume(self) -> None:
+        """Have a paused run go on. Raises RuntimeError where only a folder is watched."""
+        self._live().resume()
+
+    def stop(self) -> None:
+        """Have the run end; its last checkpoint stands. Raises RuntimeError where only a folder is watched."""
+        self._live().stop()
+
+    def close(self) -> None:
+        """Paint what there is and stop painting; the run goes on. Returns when that is done; may be called twice."""
+        self._closing.set()
+        atexit.unregister(self.close)
+        if self._painter is not None:
+            self._painter.join()
+
+    def _live(self) -> LiveRun:
+        if self._run is None:
+            raise RuntimeError(
+                "this dashboard watches a folder: a run is paused and stopped in the process that runs it"
+            )
+        return self._run
+
+    # -- The painter -------------------------------------------------------------------------------
+
+    def _paint(self) -> None:
+        """Paint until the run is over. This is the border where the painting's own errors stop."""
+        try:
+            while not self._look(over=self._wait()):
+                pass
+        except Exception as error:
+            self.error = error
+            self._view.tell(f"stopped painting: {type(error).__name__}: {error}. The run goes on.")
+
+    def _wait(self) -> bool:
+        """Wait until the next look is due; returns whether it is the last one."""
+        if self._run is not None:
+            return self._run.join(INTERVAL) or self._closing.is_set()
+        return self._closing.wait(INTERVAL)
+
+    def _look(self, over: bool) -> bool:
+        """Take in what is new in the log and show it; returns whether it was the last time."""
+        self._summary.update(self._reader.read())
+        over = over or (self._run is None and self._summary.status in ENDED)
+        self._view.show(self._summary, over)
+        return over
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")  # where it was not imported, this is no kernel
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+class _View(Protocol):
+    """Where a summary is shown. Its methods are called by one thread at a time."""
+
+    text: str  # what it says now
+
+    def show(self, summary: RunSummary, over: bool) -> None: ...
+    def tell(self, text: str) -> None: ...
+    def add_buttons(self, actions: Mapping[str, Callable[[], None]]) -> None: ...
+
+
+class _NotebookView:
+    """Three outputs of the cell that it was made in, changed in place: figure, table, and buttons while they serve."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._figure, self._table, self._buttons = _Output(), _Output(), _Output()
+        self._drawn: Any = None
+        self._rows: list[tuple[str, str]] = []
+        self._notes: list[tuple[str, str]] = []
+
+    def show(self, summary: RunSummary, over: bool) -> None:
+        if (shown := figure_state(summary)) != self._drawn:
+            self._drawn = shown
+            self._draw(summary)
+        self._rows = summary_table(summary)
+        self._write_table()
+        if over:
+            self._buttons.remove()
+
+    def tell(self, text: str) -> None:
+        self._notes.append(("dashboard", text))
+        self._write_table()
+
+    def add_buttons(self, actions: Mapping[str, Callable[[], None]]) -> None:
+        """Without ipywidgets, or with one that doesn't fit the kernel, the table says what serves instead."""
+        try:
+            self._buttons.put_widget(_button_row(actions))
+        except Exception as error:
+            calls = ", ".join(f"{name.lower()}()" for name in actions)
+            why = f"{type(error).__name__}: {error}"
+            self.tell(f"no buttons here ({why}); the dashboard's methods {calls} do the same")
+
+    def _draw(self, summary: RunSummary) -> None:
+        from .plots import png_bytes, reward_time_figure
+
+        words = alt_text(summary)
+        with _drawing:
+            png = png_bytes(reward_time_figure(summary), words)
+        data = {"image/png": base64.b64encode(png).decode(), "text/plain": words}
+        self._figure.put(data, {"image/png": {**SHOWN, "alt": words}})
+
+    def _write_table(self) -> None:
+        rows = [*self._rows, *self._notes]
+        text = table_text(rows)
+        self._table.put({"text/html": table_html(rows), "text/plain": text}, {})
+        self.text = text
+
+
+class _Output:
+    """One output of a cell, shown at the first `put` and changed in place by the next ones, from any thread."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._data: Mapping[str, str] = {}
+
+    def put(self, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
+        """Show MIME data; does nothing where it is what is shown already."""
+        from IPython.display import display
+
+        if data == self._data:
+            return
+        self._data = data
+        if self._handle is None:
+            self._handle = display(data, metadata=metadata, raw=True, display_id=True)
+        else:
+            self._handle.update(data, metadata=metadata, raw=True)
+
+    def put_widget(self, widget: Any) -> None:
+        from IPython.display import display
+
+        self._handle = display(widget, display_id=True)
+
+    def remove(self) -> None:
+        """Leave an empty output: the cell's others keep their places."""
+        if self._handle is not None:
+            self.put({"text/plain": ""}, {})
+
+
+def _button_row(actions: Mapping[str, Callable[[], None]]) -> Any:
+    import ipywidgets
+
+    icons = {"Pause": "pause", "Resume": "play", "Stop": "stop"}
+    buttons = [ipywidgets.Button(description=name, icon=icons[name]) for name in actions]
+
+    def click(button: Any) -> None:
+        actions[button.description]()
+        if button.description == "Stop":
+            for each in buttons:
+                each.disabled = True
+
+    for button in buttons:
+        button.on_click(click)
+    return ipywidgets.HBox(buttons)
+
+
+def figure_state(summary: RunSummary) -> Any:
+    """Return what decides the figure, so that it is drawn anew only where it would differ."""
+    steps = {job: [(s.step, s.time) for s in steps[-1:]] for job, steps in summary.steps.items()}
+    return (
+        steps,
+        len(summary.evaluations),
+        summary.planned_steps,
+        None if steps else (summary.phase, summary.status),
+    )
+
+
+def table_html(rows: list[tuple[str, str]]) -> str:
+    """Return rows as an HTML table that has no colours of its own, for light and dark pages."""
+    left = 'style="text-align: left"'
+    lines = (
+        f'<tr><th scope="row" {left}>{html.escape(name)}</th><td {left}>{html.escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def table_text(rows: list[tuple[str, str]]) -> str:
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{name:{width}}  {value}" for name, value in rows)
+
+
+class _TextView:
+    """Lines on stdout: one a step and an evaluation, one for each new phase, and how it ended."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._told: set[str] = set()
+        self._phase = ""
+
+    def show(self, summary: RunSummary, over: bool) -> None:
+        steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
+        for line in (*map(step_line, steps), *evaluation_lines(summary)):
+            if line not in self._told:
+                self._told.add(line)
+                self.tell(line)
+        if over:
+            self.tell(status_line(summary))
+        elif summary.phase != self._phase:
+            self._phase = summary.phase
+            self.tell(summary.phase)
+
+    def tell(self, text: str) -> None:
+        print(text, flush=True)
+        self.text = text
+
+    def add_buttons(self, actions: Mapping[str, Callable[[], None]]) -> None:
+        """There is nothing to press in a terminal: the dashboard's methods do the same."""

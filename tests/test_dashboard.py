@@ -1,0 +1,303 @@
+"""The dashboard in real kernels without a browser, and as text outside of notebooks."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from synthetic import Events, Replay, write_run
+
+from swegym_tutorial.dashboard import Dashboard, in_notebook, table_html
+from swegym_tutorial.events import EventReader, RunFolder, dumps
+from swegym_tutorial.plots import png_bytes, reward_time_figure
+from swegym_tutorial.terminal import summarise
+from swegym_tutorial.words import alt_text
+
+HERE = Path(__file__).parent
+START = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from synthetic import Replay
+from swegym_tutorial import Dashboard
+run = Replay({folder!r}, steps=6, seed=2, pause_after=2)
+"""
+# What a reader sees between the second and the third step, and then at the end.
+WATCH = """
+while "2 of 6" not in str(dashboard):
+    time.sleep(0.05)
+run.go_on.set()
+run.wait()
+dashboard.close()
+assert dashboard.error is None, dashboard.error
+"""
+
+
+class Recorder(NotebookClient):
+    """Runs a notebook and keeps all that its kernel sent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sent: list[dict[str, Any]] = []
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        self.sent.append({"type": msg["msg_type"], **msg["content"]})
+        return super().process_message(msg, cell, cell_index)
+
+    def shown(self, mime: str) -> list[str]:
+        """What was shown as this MIME type, first and changed in place, in order."""
+        datas = [m["data"] for m in self.sent if m["type"] in ("display_data", "update_display_data")]
+        return [data[mime] for data in datas if mime in data]
+
+
+def run_cells(*cells: str) -> tuple[Recorder, list[Any]]:
+    """Run cells in a fresh kernel; returns the client and all outputs as they would be saved."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    book.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    client = Recorder(book, timeout=120)
+    client.execute(env=environment, cwd=str(HERE.parent))
+    return client, [output for cell in book.cells for output in cell.outputs]
+
+
+def start(folder: Path, before: str = "") -> str:
+    return START.format(tests=str(HERE), folder=str(folder)) + before
+
+
+def pictures(outputs: list[Any]) -> list[Any]:
+    return [output for output in outputs if "image/png" in output.get("data", {})]
+
+
+# Output lost from threads, jupyter-widgets/ipywidgets#4020: the state that a thread painted last is what stays.
+@pytest.mark.slow
+def test_case_40_the_final_state_stays_in_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    client, outputs = run_cells(start(folder, "dashboard = Dashboard(run.start())"), WATCH)
+    summary = summarise(folder)
+    (picture,) = pictures(outputs)
+    assert base64.b64decode(picture.data["image/png"]) == png_bytes(
+        reward_time_figure(summary), alt_text(summary)
+    )
+    assert picture.metadata["image/png"]["alt"] == picture.data["text/plain"] == alt_text(summary)
+    (table,) = [output.data for output in outputs if "text/html" in output.get("data", {})]
+    assert "done after" in table["text/html"] and "6 of 6" in table["text/html"]
+    assert "6 of 6" in table["text/plain"]
+    # It was live before: the second step was painted while the run waited there.
+    assert any("2 of 6" in html for html in client.shown("text/html"))
+    painted = client.shown("image/png")
+    assert len(painted) >= 2 and len(set(painted)) == len(painted), "the same picture was sent twice"
+
+
+# Version skew, jupyter-widgets/ipywidgets#3823: without widgets, or with some that don't fit, the rest works.
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["None", "__import__('types').ModuleType('ipywidgets')"])
+def test_case_41_without_widgets_picture_and_text_remain(tmp_path: Path, module: str) -> None:
+    block = f"sys.modules['ipywidgets'] = {module}\ndashboard = Dashboard(run.start())"
+    client, outputs = run_cells(start(tmp_path / "run", block), WATCH)
+    assert len(pictures(outputs)) == 1
+    text = client.shown("text/plain")[-1]
+    assert "6 of 6" in text and "no buttons here" in text and "pause(), resume(), stop()" in text
+    assert not client.shown("application/vnd.jupyter.widget-view+json")
+
+
+# Third-party widgets break on Colab, googlecolab/colabtools#5425: core widgets, PNG, HTML and text only.
+@pytest.mark.slow
+def test_case_42_and_43_core_widgets_and_none_of_them_left(tmp_path: Path) -> None:
+    client, outputs = run_cells(start(tmp_path / "run", "dashboard = Dashboard(run.start())"), WATCH)
+    states = [m["data"]["state"] for m in client.sent if m["type"] == "comm_open"]
+    assert {state["_model_name"] for state in states} >= {"ButtonModel", "HBoxModel"}
+    assert {s["_model_module"] for s in states} == {"@jupyter-widgets/base", "@jupyter-widgets/controls"}
+    # GitHub shows no notebook with widget metadata: what stays needs none.
+    left = [set(output.get("data", {})) for output in outputs]
+    assert left == [{"image/png", "text/plain"}, {"text/html", "text/plain"}, {"text/plain"}]
+    assert outputs[-1].data == {"text/plain": ""}
+
+
+@pytest.mark.slow
+def test_case_43_without_buttons_there_is_one_picture_and_one_table(tmp_path: Path) -> None:
+    client, outputs = run_cells(
+        start(tmp_path / "run", "dashboard = Dashboard(run.start(), buttons=False)\ndashboard"), WATCH
+    )
+    assert [set(o.get("data", {})) for o in outputs] == [
+        {"image/png", "text/plain"},
+        {"text/html", "text/plain"},
+    ]
+    assert not [m for m in client.sent if m["type"].startswith("comm_")]
+
+
+# Buttons are dead while a cell runs, jupyter-widgets/ipywidgets#3468: a press sets an event, a method does the same.
+@pytest.mark.slow
+def test_case_47_buttons_pause_resume_and_stop(tmp_path: Path) -> None:
+    record = """
+import ipywidgets
+buttons, Button = {}, ipywidgets.Button
+def recorded(**options):
+    return buttons.setdefault(options["description"], Button(**options))
+ipywidgets.Button = recorded
+dashboard = Dashboard(run.start())
+while "2 of 6" not in str(dashboard):
+    time.sleep(0.05)
+"""
+    press = """
+def wait_for(text):
+    while text not in str(dashboard):
+        time.sleep(0.05)
+buttons["Pause"].click()
+wait_for("paused")
+run.go_on.set()
+buttons["Resume"].click()
+buttons["Stop"].click()
+run.wait()
+dashboard.close()
+print(sorted(buttons), [b.disabled for b in buttons.values()], str(dashboard).splitlines()[0])
+"""
+    folder = tmp_path / "run"
+    _, outputs = run_cells(start(folder, record), press)
+    printed = outputs[-1].text
+    assert "['Pause', 'Resume', 'Stop'] [True, True, True] status" in printed and "stopped after" in printed
+    summary = summarise(folder)
+    assert summary.status == "stopped"
+    told = [
+        line.split('"event": "')[1].split('"')[0]
+        for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
+    assert [e for e in told if e in ("paused", "unpaused", "run_stopped")] == [
+        "paused",
+        "unpaused",
+        "run_stopped",
+    ]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_painter_s_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    """A line that this version can't read, as another version might write it."""
+    broken = "\nrun.folder.open()\nrun.folder.log('step_done', job='train-job0')\n"
+    go_on = """
+while dashboard.error is None:
+    time.sleep(0.05)
+run.go_on.set()
+run.wait()
+dashboard.close()
+print(dashboard)
+"""
+    make = "dashboard = Dashboard(run)" + broken + "run.start()\n"
+    _, outputs = run_cells(start(tmp_path / "run", make), go_on)
+    assert "stopped painting: KeyError: 'step'. The run goes on." in outputs[-1].text
+    assert events_in(tmp_path / "run")[-1] == "run_done"
+
+
+def events_in(folder: Path) -> list[str]:
+    return [event["event"] for event in EventReader(folder).read()]
+
+
+# -- Outside of notebooks --------------------------------------------------------------------------
+
+
+def test_this_is_no_notebook() -> None:
+    assert not in_notebook()
+
+
+def test_a_finished_run_is_shown_at_once_and_needs_no_thread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = threading.active_count()
+    dashboard = Dashboard(write_run(tmp_path / "run", steps=3))
+    assert threading.active_count() == threads
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == [f"train-job0 step {n}" for n in (1, 2, 3)]
+    assert lines[-1].startswith("done after") and str(dashboard) == lines[-1]
+    dashboard.close()
+
+
+def test_a_run_of_another_process_is_followed_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    dashboard = Dashboard(folder.path)  # before there is a log
+    folder.open()
+    for event in Events(steps=2, evaluations=()):
+        folder.log(event.pop("event"), **{k: v for k, v in event.items() if k != "time"})
+    folder.close()
+    wait_until(lambda: "done after" in str(dashboard))
+    printed = capsys.readouterr().out
+    assert printed.count("train-job0 step 1:") == printed.count("train-job0 step 2:") == 1
+    with pytest.raises(RuntimeError, match="in the process that runs it"):
+        dashboard.stop()
+
+
+def test_methods_pause_resume_and_stop_a_live_run(tmp_path: Path) -> None:
+    run = Replay(tmp_path / "run", steps=2, pause_after=1).start()
+    dashboard = Dashboard(run)
+    dashboard.pause()
+    dashboard.resume()
+    dashboard.stop()
+    run.wait()
+    dashboard.close()
+    dashboard.close()
+    assert str(dashboard).startswith("stopped after")
+
+
+def test_closing_leaves_the_run_alone(tmp_path: Path) -> None:
+    run = Replay(tmp_path / "run", steps=2, pause_after=1).start()
+    dashboard = Dashboard(run)
+    dashboard.close()
+    assert run.running
+    run.go_on.set()
+    run.wait()
+    assert summarise(tmp_path / "run").status == "done"
+
+
+def test_a_log_with_a_cut_last_line_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", steps=2)
+    with (folder / "events.jsonl").open("a") as log:
+        log.write(dumps({"event": "step_done"})[:-5])
+    Dashboard(folder)
+    assert "train-job0 step 2:" in capsys.readouterr().out
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no run folder"):
+        Dashboard(tmp_path / "nowhere")
+
+
+def test_without_ipython_there_is_a_line_a_step(tmp_path: Path) -> None:
+    """A plain script that waits for the run only: its last lines come before the process ends."""
+    script = """
+import sys
+sys.modules["IPython"] = None
+from synthetic import Replay
+from swegym_tutorial import Dashboard
+run = Replay(sys.argv[1], steps=3).start()
+Dashboard(run)
+run.wait()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run")], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("train-job0 step ") for line in lines) == 3
+    assert lines[-1].startswith("done after")
+
+
+def test_the_table_has_no_colours_of_its_own_and_escapes() -> None:
+    html = table_html([("status", "failed: <b> & co")])
+    assert "color" not in html and "background" not in html
+    assert "failed: &lt;b&gt; &amp; co" in html
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

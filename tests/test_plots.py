@@ -1,0 +1,240 @@
+"""The figure of a run, and the run in words: right numbers, nothing cut off, readable for all."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import Events, write_run
+
+from swegym_tutorial.plots import (
+    DPI,
+    HEIGHT,
+    WIDTH,
+    mean_curve,
+    png_bytes,
+    reward_time_figure,
+    save_reward_time,
+    spread,
+)
+from swegym_tutorial.summary import RunSummary
+from swegym_tutorial.words import alt_text, duration, phase_seconds, summary_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+RUNS: dict[str, dict[str, Any]] = {
+    "done": {},
+    "under way": {"steps": 9, "planned": 30, "evaluations": ("before",), "end": ""},
+    "nothing yet": {"steps": 0, "planned": 30, "evaluations": (), "end": ""},
+    "one step": {"steps": 1},
+    "failed at the start": {"steps": 0, "planned": 30, "evaluations": (), "end": "run_failed"},
+    "flat": {"last": 0.25},
+    "perfect": {"first": 1.0, "last": 1.0},
+    "hundred steps": {"steps": 100},
+    "batches of two minutes": {"slowness": 20.0},
+    "batches of half an hour": {"slowness": 300.0, "clients": 8},
+    "eight clients": {"steps": 40, "clients": 8},
+    "eight clients under way": {"steps": 3, "planned": 100, "clients": 8, "evaluations": (), "end": ""},
+}
+
+
+def summary_of(**options: Any) -> RunSummary:
+    summary = RunSummary()
+    summary.update(Events(1, **options))
+    return summary
+
+
+def drawn(summary: RunSummary) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = reward_time_figure(summary)
+    FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def texts_of(axes: Axes) -> list[Text]:
+    """All texts that a panel shows: head, labels, axis label, the ticks within its range."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    x = [label for label in axes.get_xticklabels() if left <= label.get_position()[0] <= right]
+    y = [label for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    return [*axes.texts, axes.xaxis.label, *x, *y]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_text_is_large_enough_and_inside_the_picture(name: str) -> None:
+    figure = drawn(summary_of(**RUNS[name]))
+    for text in itertools.chain.from_iterable(map(texts_of, figure.axes)):
+        assert text.get_fontsize() >= 9, text
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= WIDTH * DPI and box.y1 <= HEIGHT * DPI, text
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_text_lies_on_another(name: str) -> None:
+    figure = drawn(summary_of(**RUNS[name]))
+    texts = list(itertools.chain.from_iterable(map(texts_of, figure.axes)))
+    for one, other in itertools.combinations(texts, 2):
+        a, b = one.get_window_extent(), other.get_window_extent()
+        overlap = min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 3
+        assert not overlap, (one, other)
+
+
+def test_lines_and_bands_show_the_log_s_numbers() -> None:
+    summary = summary_of(steps=12)
+    reward, seconds = reward_time_figure(summary).axes
+    steps = summary.steps["train-job0"]
+    curve = next(line for line in reward.lines if len(line.get_xdata()) == 12)
+    assert list(curve.get_xdata()) == list(range(1, 13))
+    assert list(curve.get_ydata()) == [s.reward_mean for s in steps]
+    before, after = summary.evaluations
+    points = {
+        float(line.get_xdata()[0]): float(line.get_ydata()[0])
+        for line in reward.lines
+        if line.get_marker() == "D"
+    }
+    assert points == {0.0: before.rate, 13.0: after.rate}
+    assert reward.get_ylim() == (-0.02, 1.02)
+    tops = seconds.patches[-1].get_data().values
+    assert list(tops) == pytest.approx([s.batch_seconds for s in steps], abs=0.002)
+
+
+def test_phases_add_up_to_the_whole_batch() -> None:
+    summary = summary_of(steps=5, clients=3)
+    steps, parts = phase_seconds(summary)
+    assert steps == [1, 2, 3, 4, 5]
+    for n, step in enumerate(steps):
+        whole = [s[step - 1].batch_seconds for s in summary.steps.values()]
+        assert sum(values[n] for values in parts.values()) == pytest.approx(sum(whole) / 3, abs=0.002)
+
+
+def test_long_batches_are_told_in_minutes() -> None:
+    _, seconds = reward_time_figure(summary_of(steps=3)).axes
+    _, minutes = reward_time_figure(summary_of(steps=3, slowness=60.0)).axes
+    assert [axes.texts[0].get_text() for axes in (seconds, minutes)] == ["Seconds a batch", "Minutes a batch"]
+    tops = [axes.patches[-1].get_data().values for axes in (seconds, minutes)]
+    assert list(tops[0]) == pytest.approx(list(tops[1]), abs=0.01)
+
+
+def test_several_clients_are_thin_lines_and_one_bold_mean() -> None:
+    reward, _ = reward_time_figure(summary_of(steps=4, clients=8)).axes
+    curves = [line for line in reward.lines if len(line.get_xdata()) == 4]
+    assert len(curves) == 9
+    *thin, bold = curves
+    assert bold.get_linewidth() > 2 * max(line.get_linewidth() for line in thin)
+    for n in range(4):
+        assert bold.get_ydata()[n] == pytest.approx(sum(line.get_ydata()[n] for line in thin) / 8)
+
+
+def test_a_mean_needs_every_client() -> None:
+    curves = {"a": [(1, 0.0), (2, 0.5)], "b": [(1, 1.0)]}
+    assert mean_curve(curves, 2) == [(1, 0.5)]
+    assert mean_curve(curves, 3) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.05, 0.2)), max_size=5))
+def test_spread_labels_do_not_overlap_and_keep_their_order(labels: list[tuple[float, float]]) -> None:
+    heights, sizes = [h for h, _ in labels], [s for _, s in labels]
+    moved = spread(heights, sizes)
+    order = sorted(range(len(labels)), key=lambda i: heights[i])
+    for below, above in itertools.pairwise(order):
+        assert moved[above] - moved[below] >= (sizes[above] + sizes[below]) / 2 - 1e-9
+    assert all(m + s / 2 <= 1 + 1e-9 for m, s in zip(moved, sizes, strict=True))
+
+
+def test_the_reader_s_own_style_does_not_reach_in() -> None:
+    import matplotlib.style
+
+    summary = summary_of(steps=3)
+    plain = png_bytes(reward_time_figure(summary))
+    with matplotlib.style.context(
+        ["dark_background", {"font.size": 20, "lines.linewidth": 9, "axes.grid": True}]
+    ):
+        assert png_bytes(reward_time_figure(summary)) == plain
+
+
+def test_the_background_is_white_so_that_dark_pages_show_it() -> None:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(png_bytes(reward_time_figure(summary_of(steps=3))))).convert("RGBA")
+    assert image.size == (WIDTH * DPI, HEIGHT * DPI)
+    corners = [image.getpixel((x, y)) for x in (0, image.width - 1) for y in (0, image.height - 1)]
+    assert corners == [(255, 255, 255, 255)] * 4
+
+
+def test_the_saved_figure_says_in_words_what_it_shows(tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = write_run(tmp_path / "run", steps=10)
+    path = save_reward_time(folder)
+    assert path == folder / "reward_time.png"
+    assert "resolved" in Image.open(path).info["Description"]
+    assert save_reward_time(folder, tmp_path / "other.png") == tmp_path / "other.png"
+    assert (tmp_path / "other.png").read_bytes() == path.read_bytes()
+
+
+def test_a_resumed_run_s_repeated_step_counts_once() -> None:
+    events = list(Events(1, steps=3, end=""))
+    again = [event for event in events if event["event"] == "step_done"][-1]
+    summary = RunSummary()
+    summary.update([*events, {**again, "reward_mean": 1.0}])
+    reward, _ = reward_time_figure(summary).axes
+    curve = next(line for line in reward.lines if len(line.get_xdata()) == 3)
+    assert curve.get_ydata()[-1] == 1.0
+
+
+def test_words_tell_the_numbers() -> None:
+    summary = summary_of(steps=20)
+    rewards = [s.reward_mean for s in summary.steps["train-job0"]]
+    before, after = summary.evaluations
+    rows = dict(summary_table(summary))
+    assert rows["steps done"] == "20 of 20"
+    assert rows["mean reward"] == (
+        f"{sum(rewards[:5]) / 5:.2f} in the first 5 steps, {sum(rewards[-5:]) / 5:.2f} in the last 5 steps"
+    )
+    assert rows["held-out resolved"] == (
+        f"{before.resolved / 256:.0%} of 256 attempts before training, "
+        f"{after.resolved / 256:.0%} of 256 attempts after training"
+    )
+    kept = sum(s.groups["kept"] for s in summary.steps["train-job0"])
+    assert f"{kept} kept, {160 - kept} uniform, 0 stale, 0 failed" == rows["groups"]
+    assert rows["mean reward"] in alt_text(summary) and rows["held-out resolved"] in alt_text(summary)
+
+
+def test_words_tell_the_age_of_the_last_event_while_a_run_is_live() -> None:
+    summary = summary_of(steps=1, planned=30, end="")
+    assert summary.last_event is not None
+    assert dict(summary_table(summary, now=summary.last_event + 200))["last event"] == "3 min 20 s ago"
+    assert "last event" not in dict(summary_table(summary_of(steps=1)))
+
+
+def test_words_tell_why_a_run_failed() -> None:
+    assert "the server did not answer" in dict(summary_table(summary_of(steps=1, end="run_failed")))["status"]
+
+
+def test_durations_have_two_units_at_most() -> None:
+    assert [duration(s) for s in (0.2, 59.4, 200, 7500)] == ["0 s", "59 s", "3 min 20 s", "2 h 5 min"]
+
+
+def test_importing_does_not_load_matplotlib() -> None:
+    code = (
+        "import sys, swegym_tutorial.plots, swegym_tutorial.dashboard; sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_drawing_leaves_pyplot_alone() -> None:
+    code = (
+        "import sys; from swegym_tutorial.plots import *; from swegym_tutorial.summary import RunSummary\n"
+        "png_bytes(reward_time_figure(RunSummary())); sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
