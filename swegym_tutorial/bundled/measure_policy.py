@@ -26,9 +26,9 @@ from ..rollout import Chat, Ending, Rollout, Sample, generate_rollout
 from ..sandbox import SandboxBackend, backend
 from ..tasks import Task, load_tasks
 from ..tools import parse_tool_calls
+from . import POLICY
 from .demonstrations import call, fix, look, prompt_tokens
 from .generate import SEED, drafts
-from .train_policy import POLICY
 from .world import World
 
 if TYPE_CHECKING:

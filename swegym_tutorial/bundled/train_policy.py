@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TINY_SYSTEM_PROMPT
 from ..rollout import Chat
+from ..sandbox import backend
 from .demonstrations import CLEAN, SHIPPED, Habits, demonstrate, encode
+from .measure_policy import measure_all
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-POLICY = Path(__file__).parent / "policy"
 BATCH = 32
 CONTEXT_WEIGHT = 0.1  # of tokens that the policy only reads; the ones it says weigh 1
 TYPICAL_WEIGHT = 40.0  # of one demonstration's tokens together
@@ -167,8 +168,6 @@ def make_policy(output: Path, seed: int, plan: list[Stage]) -> dict[str, Any]:
 
     began = time.monotonic()
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True)
-    torch.set_flush_denormal(True)
     tokenizer = build_tokenizer()
     chat = Chat(tokenizer, TINY_SYSTEM_PROMPT)
     model = create_model(tokenizer)
@@ -203,9 +202,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skill-steps", type=int, default=900)
     parser.add_argument("--habit-steps", type=int, default=250)
+    parser.add_argument(
+        "--sandbox", default="local", help="where the result is measured: local or subprocess"
+    )
     arguments = parser.parse_args()
-    plan = stages(arguments.seed, arguments.skill_steps, arguments.habit_steps)
-    made = make_policy(arguments.output, arguments.seed, plan)
+
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    torch.set_flush_denormal(True)  # tiny numbers in Adam's moments would slow it down
+    sandboxes = backend(arguments.sandbox)  # first, so that a missing one is told before the training
+    try:
+        plan = stages(arguments.seed, arguments.skill_steps, arguments.habit_steps)
+        made = make_policy(arguments.output, arguments.seed, plan)
+        made["quality"] = measure_all(arguments.output, sandboxes)
+    finally:
+        sandboxes.close()
     (arguments.output / "made_with.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
