@@ -1,0 +1,92 @@
+"""The one folder in which a backend keeps its sandboxes, watched so that it never outlives the driver.
+
+Knows how such a folder is recognised and deleted; nothing of what lies in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from . import SandboxError
+from .files import remove_tree
+from .watchdog import kill_marked
+
+PREFIX = "swegym-"
+_DRIVER = "driver.json"  # locked by the driver for as long as it lives, and says who it is
+
+
+class RootFolder:
+    """A new private folder, with a watchdog that deletes it and what runs in it when this process is gone."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """Make it in `parent`, or in the system's temporary folder. Raises SandboxError where it cannot."""
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()
+        except OSError as error:
+            raise SandboxError(
+                f"no folder for the sandboxes could be made: {error}; is TMPDIR right?"
+            ) from error
+        self._watchdog = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                str(Path(__file__).with_name("watchdog.py")),
+                str(self.path),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+        )
+        self._lock = open(self.path / _DRIVER, "w", encoding="utf-8")  # noqa: SIM115 (held until close)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        json.dump({"pid": os.getpid(), "started": started}, self._lock)
+        self._lock.flush()
+
+    def close(self) -> None:
+        """End every process started for a sandbox in it, delete it, and let the watchdog go."""
+        kill_marked(str(self.path))
+        try:
+            remove_tree(self.path)
+        finally:
+            self._lock.close()
+            assert self._watchdog.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._watchdog.stdin.close()
+            self._watchdog.wait()
+
+
+def leftovers(parent: Path | None = None) -> list[Path]:
+    """Return the sandbox folders in `parent` (the temporary folder) whose driver is dead.
+
+    A watchdog deletes them seconds after the driver's death, so what stays was left by a machine that went
+    down or a watchdog that was killed too. `reap` deletes them.
+    """
+    found = []
+    for folder in sorted(Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        try:
+            with open(folder / _DRIVER, encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # locked by its living driver, another user's, or no folder of ours
+            continue
+        found.append(folder)
+    return found
+
+
+def reap(folder: Path) -> None:
+    """Delete one of the leftovers, and end what still runs for it. Raises SandboxError where it does not go."""
+    kill_marked(str(folder))
+    remove_tree(folder)
