@@ -299,6 +299,7 @@ def test_the_shipped_tokenizer_is_what_the_script_builds(tokenizer):
     assert again.encode(RENDERED) == tokenizer.encode(RENDERED)
 
 
+@pytest.mark.slow
 def test_training_for_a_few_steps_learns_and_repeats_itself(tmp_path):
     folders = [tmp_path / name for name in ("one", "two", "other")]
     made = [

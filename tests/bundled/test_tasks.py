@@ -146,6 +146,7 @@ def check(task: Task, folder: Path) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 def test_every_task_fails_at_base_passes_with_gold_and_fails_with_a_replacement_in_the_whole_file(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda task: check(task, tmp_path / task.instance_id), TASKS))
