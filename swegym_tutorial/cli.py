@@ -56,7 +56,9 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     except RunError as error:
         parser.error(str(error))
     console = Console()
-    console.print(f"{config.preset} run in {output} (Ctrl-C stops it)", highlight=False, soft_wrap=True)
+    console.print(
+        f"{config.preset} run in {output} (Ctrl-C stops it)", highlight=False, soft_wrap=True, markup=False
+    )
     run.start()
     try:
         summary = watch(run, console)
@@ -65,10 +67,10 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     run.wait()
     if not console.is_terminal:
         for line in (*evaluation_lines(summary), *fault_lines(summary)):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
     for line in reward_line(summary):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"figure: {output / 'reward_time.png'}", highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"figure: {output / 'reward_time.png'}", highlight=False, soft_wrap=True, markup=False)
     return DONE
 
 
@@ -118,10 +120,15 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     summary = summarise(args.run_folder)
     console.print(table(summary))
     for line in reward_line(summary):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     state = summary.status + (f": {summary.reason}" if summary.reason else "")
-    console.print(f"{state}; {progress_line(summary)}", highlight=False, soft_wrap=True)
-    console.print(f"figure: {save_reward_time(args.run_folder, args.png)}", highlight=False, soft_wrap=True)
+    console.print(f"{state}; {progress_line(summary)}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"figure: {save_reward_time(args.run_folder, args.png)}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
     return DONE
 
 

@@ -123,12 +123,12 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
             summary.update(reader.read())
             steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
             for step in steps[printed:]:
-                console.print(step_line(step), soft_wrap=True, highlight=False)
+                console.print(step_line(step), soft_wrap=True, highlight=False, markup=False)
                 told = time.monotonic()
             printed = len(steps)
             if summary.phase != phase or time.monotonic() - told > 30:
                 phase, told = summary.phase, time.monotonic()
-                console.print(progress_line(summary), soft_wrap=True, highlight=False)
+                console.print(progress_line(summary), soft_wrap=True, highlight=False, markup=False)
             if over:
                 return summary
     from rich.console import Group
