@@ -7,13 +7,14 @@ nothing of how a run works: it needs the run's folder, and of a live one pause, 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import base64
 import html
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from .terminal import evaluation_lines, step_line
 from .words import ENDED, alt_text, status_line, summary_table
 
 INTERVAL = 1.0  # seconds between two looks at the log
+LISTENING = 0.05  # seconds between two chances for a button's press to be heard
 SHOWN = {"width": 672, "height": 307}  # pixels on the page: 7 x 3.2 inches at 96 an inch; the PNG has more
 
 _drawing = threading.Lock()  # matplotlib promises nothing to threads that draw side by side
@@ -37,14 +39,17 @@ class LiveRun(Protocol):
     def resume(self) -> None: ...
     def stop(self) -> None: ...
     def join(self, timeout: float | None = None) -> bool: ...
+    def wait(self) -> None: ...
 
 
 class Dashboard:
     """Shows a run at the place where it is made, and keeps that up to date from a thread until the run ends.
 
-        dashboard = Dashboard(run)              # or Dashboard("runs/first")
-        dashboard.pause(), dashboard.resume(), dashboard.stop()
+        dashboard = Dashboard(run)     # or Dashboard("runs/first")
+        dashboard.pause()              # as the button does; and resume() and stop()
+        await dashboard                # until the run's end, with buttons that act meanwhile
 
+    A cell that waits without `await`, as in `run.wait()`, holds up the presses of buttons until it is done.
     At the run's end its last state is painted and the buttons go, so that a saved notebook holds one picture and
     one table. An error in painting ends the painting and not the run: it is told in the table and kept in `error`.
     """
@@ -102,6 +107,19 @@ class Dashboard:
         atexit.unregister(self.close)
         if self._painter is not None:
             self._painter.join()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait for the end of the run and of the painting; raises what the run raised."""
+        return self._over().__await__()
+
+    async def _over(self) -> None:
+        if self._run is not None:
+            while not self._run.join(0):
+                await asyncio.sleep(LISTENING)
+        while self._painter is not None and self._painter.is_alive():
+            await asyncio.sleep(LISTENING)
+        if self._run is not None:
+            self._run.wait()
 
     def _live(self) -> LiveRun:
         if self._run is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import subprocess
@@ -35,8 +36,7 @@ WATCH = """
 while "2 of 6" not in str(dashboard):
     time.sleep(0.05)
 run.go_on.set()
-run.wait()
-dashboard.close()
+await dashboard
 assert dashboard.error is None, dashboard.error
 """
 
@@ -58,14 +58,14 @@ class Recorder(NotebookClient):
         return [data[mime] for data in datas if mime in data]
 
 
-def run_cells(*cells: str) -> tuple[Recorder, list[Any]]:
+def run_cells(*cells: str, client: type[Recorder] = Recorder) -> tuple[Recorder, list[Any]]:
     """Run cells in a fresh kernel; returns the client and all outputs as they would be saved."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     book.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
-    client = Recorder(book, timeout=120)
-    client.execute(env=environment, cwd=str(HERE.parent))
-    return client, [output for cell in book.cells for output in cell.outputs]
+    ran = client(book, timeout=120)
+    ran.execute(env=environment, cwd=str(HERE.parent))
+    return ran, [output for cell in book.cells for output in cell.outputs]
 
 
 def start(folder: Path, before: str = "") -> str:
@@ -133,9 +133,43 @@ def test_case_43_without_buttons_there_is_one_picture_and_one_table(tmp_path: Pa
     assert not [m for m in client.sent if m["type"].startswith("comm_")]
 
 
-# Buttons are dead while a cell runs, jupyter-widgets/ipywidgets#3468: a press sets an event, a method does the same.
+class Presser(Recorder):
+    """A reader who presses buttons while a cell waits: each when the table says what it waits for."""
+
+    presses = (("Pause", "2 of 6"), ("Resume", ">paused; "), ("Stop", ">train-job0 batch 3"))
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        done = super().process_message(msg, cell, cell_index)
+        html = msg["content"].get("data", {}).get("text/html", "")
+        if self.presses and self.presses[0][1] in html:
+            (name, _), *self.presses = self.presses  # type: ignore[assignment]
+            (comm,) = [
+                m["comm_id"]
+                for m in self.sent
+                if m["type"] == "comm_open" and m["data"]["state"].get("description") == name
+            ]
+            content = {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}}
+            self.kc.shell_channel.send(self.kc.session.msg("comm_msg", content))
+        return done
+
+
+# Buttons are dead while a cell runs, jupyter-widgets/ipywidgets#3468: `start()` returns at once, and while a cell
+# awaits the dashboard presses are heard.
 @pytest.mark.slow
-def test_case_47_buttons_pause_resume_and_stop(tmp_path: Path) -> None:
+def test_case_47_buttons_act_while_a_cell_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, outputs = run_cells(
+        start(folder, "dashboard = Dashboard(run.start())"),
+        "await dashboard\nprint(dashboard)",
+        client=Presser,
+    )
+    assert outputs[-1].text.startswith("status             stopped after")
+    asked = [event for event in events_in(folder) if event in ("paused", "unpaused", "run_stopped")]
+    assert asked == ["paused", "unpaused", "run_stopped"]
+
+
+@pytest.mark.slow
+def test_case_47_button_click_and_method_do_the_same(tmp_path: Path) -> None:
     record = """
 import ipywidgets
 buttons, Button = {}, ipywidgets.Button
@@ -143,37 +177,19 @@ def recorded(**options):
     return buttons.setdefault(options["description"], Button(**options))
 ipywidgets.Button = recorded
 dashboard = Dashboard(run.start())
-while "2 of 6" not in str(dashboard):
-    time.sleep(0.05)
 """
     press = """
-def wait_for(text):
-    while text not in str(dashboard):
-        time.sleep(0.05)
-buttons["Pause"].click()
-wait_for("paused")
-run.go_on.set()
-buttons["Resume"].click()
+buttons["Pause"].click(), buttons["Resume"].click()
+dashboard.pause(), dashboard.resume()
 buttons["Stop"].click()
-run.wait()
-dashboard.close()
-print(sorted(buttons), [b.disabled for b in buttons.values()], str(dashboard).splitlines()[0])
+await dashboard
+print([button.disabled for button in buttons.values()], dashboard)
 """
     folder = tmp_path / "run"
     _, outputs = run_cells(start(folder, record), press)
-    printed = outputs[-1].text
-    assert "['Pause', 'Resume', 'Stop'] [True, True, True] status" in printed and "stopped after" in printed
-    summary = summarise(folder)
-    assert summary.status == "stopped"
-    told = [
-        line.split('"event": "')[1].split('"')[0]
-        for line in (folder / "events.jsonl").read_text().splitlines()
-    ]
-    assert [e for e in told if e in ("paused", "unpaused", "run_stopped")] == [
-        "paused",
-        "unpaused",
-        "run_stopped",
-    ]
+    assert outputs[-1].text.startswith("[True, True, True] status             stopped after")
+    asked = [event for event in events_in(folder) if event in ("paused", "unpaused", "run_stopped")]
+    assert asked == ["paused", "unpaused"] * 2 + ["run_stopped"]
 
 
 @pytest.mark.slow
@@ -244,6 +260,29 @@ def test_methods_pause_resume_and_stop_a_live_run(tmp_path: Path) -> None:
     dashboard.close()
     dashboard.close()
     assert str(dashboard).startswith("stopped after")
+
+
+class Failing(Replay):
+    """A run that ends with an error, as TrainingRun tells it."""
+
+    def wait(self) -> None:
+        super().wait()
+        raise ConnectionError("the server is gone")
+
+
+def test_awaiting_raises_what_the_run_raised(tmp_path: Path) -> None:
+    async def wait() -> None:
+        await Dashboard(Failing(tmp_path / "run", steps=1, end="run_failed").start())
+
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        asyncio.run(wait())
+
+
+def test_awaiting_a_finished_folder_returns_at_once(tmp_path: Path) -> None:
+    async def wait() -> None:
+        await Dashboard(write_run(tmp_path / "run", steps=1, end="run_failed"))
+
+    asyncio.run(wait())
 
 
 def test_closing_leaves_the_run_alone(tmp_path: Path) -> None:

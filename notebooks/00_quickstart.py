@@ -1,0 +1,283 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 00 · Quickstart: a coding agent learns while you watch
+#
+# | | |
+# |---|---|
+# | **Goal** | See the whole loop run once: attempts, tests, rewards, updates, and an agent that got better at bugs it had never seen. |
+# | **You need** | Python and some PyTorch. No reinforcement learning. |
+# | **Time** | About 8 minutes, 6 of them the run itself on two cores. |
+# | **Cost** | None: no account, no GPU, no network. |
+#
+# ## What will happen
+#
+# A small language model (a real Qwen3 transformer, 0.5 million parameters) gets 64 small git repositories. Each has one
+# bug and an issue that says what a function should do. The model works on 32 of them: it writes bash commands, they run
+# in an isolated sandbox, and tests that it never sees decide whether its change resolves the issue. What worked is
+# made more likely, what didn't less likely; after 30 such updates the model is tested on the other 32.
+#
+# Nothing here is a simulation: real tokens, real shells, real tests, real gradients through the `tinker` SDK. The code
+# is the one that is made for a 9-billion-parameter model on SWE-Gym's issues; there the server, the sandboxes and the
+# numbers are larger.
+#
+# ## Three words
+#
+# **Agent.** A model in a loop: it reads the issue, writes a command, reads what the command printed, and so on until
+# it gives an answer without a command. One such way from issue to answer is an *attempt*; its *reward* is 1 if the
+# hidden tests pass, else 0.
+#
+# **Group.** Eight attempts at the same issue by the same version of the model. They differ only because the model draws
+# its words at random, so that comparing them shows which words helped.
+#
+# **Advantage.** How much better an attempt did than the mean of its group, in units of the group's spread. Training
+# makes each word of an attempt more likely if its advantage is positive and less likely if it is negative.
+
+# %% [markdown]
+# ## 1. Settings
+#
+# This is the one cell to change. The tests of this project run the notebook with `SWEGYM_TUTORIAL_QUICK=1`, which
+# is enough to see that all works and too short to learn much.
+
+# %% tags=["parameters"]
+import os
+
+QUICK = os.environ.get("SWEGYM_TUTORIAL_QUICK") == "1"
+STEPS = 3 if QUICK else 30  # updates of the model
+HELD_OUT_ATTEMPTS = 1 if QUICK else 8  # attempts at each held-out issue, before and after
+SEED = 0  # another seed, another order of tasks and other draws
+
+# %% [markdown]
+# Everything comes from one package, and each name is used below.
+
+# %%
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from swegym_tutorial import Dashboard, TrainingConfig, TrainingRun, advantages, load_tasks
+from swegym_tutorial.events import EventReader, read_episode
+
+# %% [markdown]
+# ## 2. What the agent is asked to do
+#
+# A task is a repository, an issue, and hidden tests. The agent sees the first two. Here is the shortest way to
+# understand one: the issue, and a solution (the *gold patch*), which the agent never sees.
+
+# %%
+task = load_tasks(split="train")[0]
+print("Files:", *sorted(task.files), sep="\n  ")
+print("\nIssue:", task.problem_statement)
+print("\nGold patch:\n" + task.patch)
+
+# %% [markdown]
+# ## 3. Start
+#
+# `start()` returns at once; the run goes on in the background. It starts a training server on this machine, measures
+# the untrained model on the held-out issues, trains, and measures again. Everything that happens is written to one
+# folder, which is never overwritten.
+
+# %%
+config = TrainingConfig.laptop(steps=STEPS, evaluation_attempts=HELD_OUT_ATTEMPTS, seed=SEED)
+folder = Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S")
+run = TrainingRun(config, folder, evaluate=True).start()
+
+# %% [markdown]
+# ## 4. Watch
+#
+# The figure grows by a step about every five seconds. Left: the mean reward of all attempts that came in
+# while a batch of groups filled. Right: where the time of a batch went. The orange diamonds are the held-out issues,
+# which the model is never trained on.
+#
+# The buttons act at once; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
+
+# %%
+dashboard = Dashboard(run)
+
+# %% [markdown]
+# Waiting for the dashboard waits for the run's end, and raises what the run raised. Interrupting it (the stop button
+# of the notebook) leaves the run alone. In a script, `run.wait()` does the same.
+
+# %%
+await dashboard
+
+# %% [markdown]
+# **What you should see.** The reward starts near 0.25, climbs from about the fifth step on and ends near 0.9. The
+# held-out diamonds say the same about issues outside of the training set, so that the model did not just learn 32
+# answers by heart. Most of the time goes into sampling and into the tests; batches get shorter when fewer attempts
+# differ, because fewer patches are new.
+
+# %% [markdown]
+# ## 5. Before and after
+#
+# *Resolved* is the share of all attempts at the held-out issues that passed the hidden tests. *Best of k* is
+# the chance that at least one of k attempts at an issue does: what the model can do with luck, before it learned to do
+# it every time.
+
+# %%
+before, after = run.evaluations
+print(f"{'held-out issues':20}{'before':>10}{'after':>10}")
+print(f"{'attempts':20}{before.attempts:>10}{after.attempts:>10}")
+print(f"{'resolved':20}{before.rate:>10.0%}{after.rate:>10.0%}")
+k = HELD_OUT_ATTEMPTS
+print(f"{f'best of {k}':20}{before.pass_at(k):>10.0%}{after.pass_at(k):>10.0%}")
+
+
+# %% [markdown]
+# ## 6. One attempt, read closely
+#
+# Every attempt is kept in the run's folder: its turns, its tokens with their log-probabilities, its patch and its
+# verdict. We take one issue where the first model failed and the trained one succeeded.
+
+# %%
+def attempts(label):
+    """Return the held-out attempts before or after training, by the names of their folders."""
+    folders = sorted(folder.glob(f"episodes/evaluation-{label}/*/g*"))
+    return {path.name: read_episode(path) for path in folders}
+
+
+first, trained = attempts("before"), attempts("after")
+turned = [n for n in first if first[n]["verdict"]["reward"] < trained[n]["verdict"]["reward"]]
+print(len(turned), "of", len(first), "attempts turned from failure to success")
+
+
+# %% [markdown]
+# A turn is a thought, up to `</think>`, and then a command or the final answer. The thoughts of this small model are
+# two or three words long; which of them it chooses decides how the attempt goes on.
+
+# %%
+def show(attempt):
+    """Print the turns of an attempt, and its verdict."""
+    for turn in attempt["turns"]:
+        thought, _, rest = turn["text"].partition("</think>")
+        print("thinks:", thought.strip())
+        for call in turn["calls"]:
+            print("     $", call["command"].strip().replace("\n", "\n       "))
+            print(*(f"       {line}\n" for line in call["output"].splitlines()), sep="", end="")
+        if not turn["calls"]:
+            print("says:  ", rest.strip())
+    print("-> ", attempt["verdict"]["outcome"], attempt["verdict"]["detail"])
+
+
+name = turned[0] if turned else next(iter(first))
+print("Issue:", load_tasks(ids=[first[name]["instance_id"]])[0].problem_statement)
+
+# %% [markdown]
+# The attempt before training:
+
+# %%
+show(first[name])
+
+# %% [markdown]
+# And after it:
+
+# %%
+show(trained[name])
+
+# %% [markdown]
+# ## 7. Where the learning came from
+#
+# The log has a line for every group. Where all eight attempts earned the same there is nothing to compare, and
+# the group is dropped (*uniform*); the others are *kept*. Here is the first kept group with the advantages of its
+# attempts: the rarer the success, the larger its advantage.
+
+# %%
+events = EventReader(folder).read()
+groups = [e for e in events if e["event"] == "group"]
+group = next(g for g in groups if g["fate"] == "kept")
+print("rewards:   ", group["rewards"])
+print("advantages:", advantages(group["rewards"]).round(2).tolist())
+print("all groups:", dict(Counter(g["fate"] for g in groups)))
+
+
+# %% [markdown]
+# ## Summary
+#
+# - An agent is a model, a tool and a loop; a reward is a test run in a sandbox that the agent can't reach.
+# - Groups of attempts at one issue show what helped, without anyone writing down the right answer.
+# - The run's folder tells everything: `swegym-tutorial show FOLDER` prints its steps, `Dashboard(FOLDER)`
+#   shows it again on any day.
+#
+# ## Exercises
+#
+# Put your answer into the first cell of each, run both. The check says whether it is right.
+
+# %%
+def check(answer, expected):
+    """Compare an answer with the expected one and say what to do."""
+    if answer is None:
+        print("Not answered yet.")
+    elif np.shape(answer) == np.shape(expected) and np.allclose(answer, expected, atol=0.01):
+        print("Right.")
+    else:
+        print("Not yet:", answer)
+
+
+# %% [markdown]
+# **Exercise 1.** A group of four attempts earned 1, 0, 0 and 0. Work out the four advantages by hand: subtract the
+# mean, divide by the standard deviation (with n - 1). Two decimals are enough.
+#
+# <details><summary>Solution</summary>
+#
+# The mean is 0.25, the squared distances add up to 0.75, so the standard deviation is 0.5.
+#
+# ```python
+# answer = [1.5, -0.5, -0.5, -0.5]
+# ```
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # a list of four numbers
+
+# %% tags=["check"]
+check(answer, advantages(np.array([1.0, 0.0, 0.0, 0.0])))
+
+# %% [markdown]
+# **Exercise 2.** Dropped groups cost time and teach nothing. What share of all groups of this run was kept? Use
+# `groups` from section 7.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# answer = sum(g["fate"] == "kept" for g in groups) / len(groups)
+# ```
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # a number from 0 to 1
+
+# %% tags=["check"]
+check(answer, Counter(g["fate"] for g in groups)["kept"] / len(groups))
+
+# %% [markdown]
+# **Exercise 3.** What has the model learned? Read the first thought of each held-out attempt in `first` and in
+# `trained`: what share of the attempts begins with the thought to look?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# def looks(attempts):
+#     return np.mean([a["turns"][0]["text"].startswith("Look") for a in attempts.values()])
+#
+#
+# answer = [looks(first), looks(trained)]
+# ```
+#
+# </details>
+
+# %% tags=["exercise"]
+answer = None  # two numbers from 0 to 1: before and after
+
+# %% tags=["check"]
+thoughts = [[a["turns"][0]["text"] for a in attempts.values()] for attempts in (first, trained)]
+check(answer, [np.mean([text.startswith("Look") for text in texts]) for texts in thoughts])
