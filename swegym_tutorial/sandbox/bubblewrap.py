@@ -43,12 +43,6 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-_NAMESPACES = (
-    "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try --hostname sandbox"
-    " --die-with-parent --new-session"
-).split()
-
-
 @dataclass(frozen=True)
 class Bubblewrap:
     """One way to call bubblewrap that works on this machine.
@@ -74,7 +68,9 @@ class Bubblewrap:
     def prefix(self, state: State, agent: int) -> list[str]:
         """The part of the command line that all commands of one sandbox share, up to the environment."""
         write_accounts(state, self.inside(agent))
-        arguments = [self.binary, *self._user(), *_NAMESPACES]
+        arguments = [self.binary, *self._user(), "--unshare-pid", "--unshare-net", "--unshare-ipc"]
+        arguments += ["--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
+        arguments += ["--die-with-parent", "--new-session"]
         for inside, name in FOLDERS.items():
             arguments += ["--perms", "0755", "--dir", os.path.dirname(inside)] if inside == HOME else []
             arguments += ["--bind", str(state.path / name), inside]

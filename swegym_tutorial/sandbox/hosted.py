@@ -20,6 +20,7 @@ from .files import Snapshot, State, remove_tree
 from .limits import Limits, Meter
 from .process import Command, Ended
 from .root import RootFolder
+from .watchdog import kill_marked
 
 ARGUMENT_LIMIT = 100_000  # bytes: a longer command goes through a file; the kernel's limit is 128 KiB
 TIMEOUT_CODE = 124
@@ -82,15 +83,18 @@ class HostedSandbox(ABC):
     def _run(
         self, code: bytes, env: Mapping[str, str], file: IO[bytes] | None, timeout: float, output_bytes: int
     ) -> tuple[Ended, str | None]:
-        with self._starting:
-            self._check_open()
-            self.state.reopen()
-            self._meter.begin()
-            command = self._running = self._start(code, env, file, self._meter.disk_excess is None)
         try:
+            with self._starting:
+                self._check_open()
+                self.state.reopen()
+                self._meter.begin()
+                command = self._running = self._start(code, env, file, self._meter.disk_excess is None)
             ended = command.supervise(
                 timeout=timeout, output_bytes=output_bytes, meter=self._meter, sweep=self._sweep
             )
+        except BaseException:  # an interrupt may come at any point, so also in the midst of the start
+            kill_marked(str(self.state.path))
+            raise
         finally:
             self._running = None
         self._check_open()
@@ -229,11 +233,15 @@ class HostedBackend(ABC):
                 return
             self._closed = True
             sandboxes = list(self._sandboxes)
-        for sandbox in sandboxes:
-            sandbox.close()
+        with contextlib.ExitStack() as closing:  # one that fails to close stops no other
+            closing.callback(self._root.close)
+            closing.callback(self._wait_for_openings)
+            for sandbox in sandboxes:
+                closing.callback(sandbox.close)
+
+    def _wait_for_openings(self) -> None:
         with self._lock:
             self._lock.wait_for(lambda: self._opening == 0)
-        self._root.close()
 
 
 class _Source:

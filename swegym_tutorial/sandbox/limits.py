@@ -37,8 +37,9 @@ class Meter:
     It looks first after FIRST_LOOK seconds of a command, then about every MEMORY_EVERY seconds at memory and
     processes and every DISK_EVERY at files. So a command can go over by what it manages to take between two
     looks: about 0.2 s of touching memory (some 0.5 GB a core), about 0.5 s of writing to disk. Short commands
-    are added up until they make FIRST_LOOK seconds. Files that are deleted and still open, unattached
-    shared memory, and (for an ordinary user) what lies in unreadable folders are not seen.
+    are added up until they make FIRST_LOOK seconds. Not seen are files that are deleted and still open,
+    unattached shared memory, what lies deeper than a path can tell, and, for an ordinary user, what lies in
+    unreadable folders.
     """
 
     def __init__(self, folders: tuple[Path, ...], limits: Limits) -> None:

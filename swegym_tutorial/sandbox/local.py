@@ -6,6 +6,7 @@ code; it is no defence against an attack on the kernel itself. Works for root an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -21,7 +22,9 @@ from .probe import binaries, probe
 from .process import Command, Ended, wait_gone
 from .userns import AGENTS, make_user_namespace
 from .view import make_view
-from .watchdog import MARKER
+from .watchdog import MARKER, kill_marked
+
+_USUAL_END = 0.1  # seconds in which the kernel usually ends what is left inside
 
 
 class LocalBackend(HostedBackend):
@@ -44,7 +47,7 @@ class LocalBackend(HostedBackend):
         cpu_seconds: int = 3600,
         bwrap: str | None = None,
     ) -> None:
-        """Make the backend's folder in `root` (default: the temporary folder) and try a sandbox out.
+        """Make the backend's folder in `root` (default: in memory where there is room, see root.places) and try a sandbox out.
 
         bwrap: the program to use, instead of those found. Raises SandboxUnavailable where none works here.
         """
@@ -89,20 +92,10 @@ class LocalSandbox(HostedSandbox):
         self._status_fd, end = os.pipe()
         extra = [argument for name, value in env.items() for argument in ("--setenv", name, value)]
         become = self._bubblewrap.become(self._agent, may_write=may_write)
-        argv: list[str | bytes] = [
-            *self._prefix,
-            *extra,
-            "--json-status-fd",
-            str(end),
-            "--",
-            *become,
-            "/bin/bash",
-            "-c",
-            code,
-        ]
+        command = [*self._prefix, *extra, "--json-status-fd", str(end), "--", *become, "/bin/bash", "-c"]
         fds = (end, *self._bubblewrap.pass_fds, *([file.fileno()] if file else []))
         try:
-            return Command(argv, env=self._environment, pass_fds=fds)
+            return Command([*command, code], env=self._environment, pass_fds=fds)
         except BaseException:
             os.close(self._status_fd)
             raise
@@ -113,15 +106,27 @@ class LocalSandbox(HostedSandbox):
         """Wait for the end of process 1 inside, and so of every process: the kernel kills them with it."""
         with os.fdopen(self._status_fd, "rb") as file:
             self._status = file.read()  # ends at once: bubblewrap, the one that writes, is gone
-        for line in self._status.splitlines():
-            child = json.loads(line).get("child-pid")
-            if child is not None and not wait_gone(child):
+        child = self._told("child-pid")
+        if child is None:
+            return
+        if not wait_gone(child, _USUAL_END):
+            # Killed while it was set up, bubblewrap leaves process 1 alive: already out of its process group,
+            # and not yet bound to its parent's life.
+            kill_marked(str(self.state.path))
+            if not wait_gone(child):
                 raise SandboxError(f"process {child} of the sandbox was killed and does not end")
+        with contextlib.suppress(ChildProcessError):  # ours to reap where we are process 1 of a container
+            os.waitpid(child, os.WNOHANG)
+
+    def _told(self, what: str) -> int | None:
+        """Return a number that bubblewrap told on the status pipe: "child-pid" first, "exit-code" last."""
+        documents = (json.loads(line) for line in self._status.splitlines())
+        return next((document[what] for document in documents if what in document), None)
 
     def _exit_code(self, ended: Ended) -> int:
-        for line in self._status.splitlines():
-            if (code := json.loads(line).get("exit-code")) is not None:
-                return code
+        code = self._told("exit-code")
+        if code is not None:
+            return code
         said = ended.output.text().strip()[-300:]
         raise SandboxError(f"bubblewrap failed with status {ended.status} and ran no command: {said!r}")
 

@@ -15,11 +15,17 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 from . import SandboxError
 from .files import remove_tree
 from .watchdog import kill_marked
 
 PREFIX = "swegym-"
+MEMORY = Path("/dev/shm")
+MEMORY_ROOM = (
+    4 << 30
+)  # bytes that must be free there and in the machine's memory for sandboxes to be kept there
 _DRIVER = "driver.json"  # locked by the driver for as long as it lives, and says who it is
 
 
@@ -27,9 +33,9 @@ class RootFolder:
     """A new private folder, with a watchdog that deletes it and what runs in it when this process is gone."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Make it in `parent`, or in the system's temporary folder. Raises SandboxError where it cannot."""
+        """Make it in `parent`, or where places() says first. Raises SandboxError where it cannot."""
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent or places()[0])).resolve()
         except OSError as error:
             raise SandboxError(
                 f"no folder for the sandboxes could be made: {error}; is TMPDIR right?"
@@ -50,11 +56,13 @@ class RootFolder:
             cwd="/",
             env={"PATH": os.environ.get("PATH", os.defpath)},
         )
-        self._lock = open(self.path / _DRIVER, "w", encoding="utf-8")  # noqa: SIM115 (held until close)
+        fresh = self.path / "driver.new"  # gets its name once it is locked: unlocked, it would be a leftover
+        self._lock = open(fresh, "w", encoding="utf-8")  # noqa: SIM115 (held until close)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         json.dump({"pid": os.getpid(), "started": started}, self._lock)
         self._lock.flush()
+        fresh.rename(self.path / _DRIVER)
 
     def close(self) -> None:
         """End every process started for a sandbox in it, delete it, and let the watchdog go."""
@@ -69,14 +77,30 @@ class RootFolder:
             self._watchdog.wait()
 
 
+def places() -> list[Path]:
+    """Return the folders in which backends keep theirs, the best one now first.
+
+    Sandboxes are many small files that come and go: in memory that costs a tenth of what it costs on disk, and
+    a hundredth on an ext4 without journal, which does not reuse an inode for a minute. TMPDIR, where it is set,
+    comes before that.
+    """
+    temporary = Path(tempfile.gettempdir())
+    if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
+        return [temporary]
+    room = os.statvfs(MEMORY)
+    free = min(room.f_bavail * room.f_frsize, psutil.virtual_memory().available)
+    roomy = free >= MEMORY_ROOM and not room.f_flag & os.ST_NOEXEC and "TMPDIR" not in os.environ
+    return [MEMORY, temporary] if roomy else [temporary, MEMORY]
+
+
 def leftovers(parent: Path | None = None) -> list[Path]:
-    """Return the sandbox folders in `parent` (the temporary folder) whose driver is dead.
+    """Return the sandbox folders in `parent` (default: in all places) whose driver is dead.
 
     A watchdog deletes them seconds after the driver's death, so what stays was left by a machine that went
     down or a watchdog that was killed too. `reap` deletes them.
     """
     found = []
-    for folder in sorted(Path(parent or tempfile.gettempdir()).glob(f"{PREFIX}*")):
+    for folder in sorted(f for place in ([parent] if parent else places()) for f in place.glob(f"{PREFIX}*")):
         try:
             with open(folder / _DRIVER, encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -43,7 +43,7 @@ class SubprocessBackend(HostedBackend):
     def __init__(
         self, root: Path | None = None, memory_mb: int = 2048, disk_mb: int = 512, processes: int = 256
     ) -> None:
-        """Make the backend's folder in `root` (default: the temporary folder).
+        """Make the backend's folder in `root` (default: in memory where there is room, see root.places).
 
         Raises SandboxUnavailable where there is no bash or no git.
         """

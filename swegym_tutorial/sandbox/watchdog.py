@@ -8,6 +8,7 @@ imports nothing of the package, since it runs without site-packages.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -20,20 +21,21 @@ PATIENCE = 25.0  # seconds in which a folder that dying processes still write to
 
 
 def kill_marked(place: str, patience: float = 2.0) -> None:
-    """Kill every process started for a sandbox at or below `place`, until a look finds none.
+    """Kill every process started for a sandbox at or below `place`, until two looks in a row find none.
 
-    Goes by the environment in /proc, so it finds processes in other sessions and those whose parents died;
-    not one that changed its environment, and none on systems without /proc.
+    One is not enough: a process that just becomes another program shows no environment. Goes by what /proc
+    shows, so it finds processes in other sessions and those whose parents died; not one that changed its
+    environment, and none on systems without /proc.
     """
     needle = f"{MARKER}={place.rstrip('/')}/".encode()
-    end = time.monotonic() + patience
-    while (found := _marked(needle)) and time.monotonic() < end:
+    end, clean = time.monotonic() + patience, 0
+    while clean < 2 and time.monotonic() < end:
+        found = _marked(needle)
+        clean = 0 if found else clean + 1
         for pid in found:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.01)
+        time.sleep(0.001)
 
 
 def _marked(needle: bytes) -> list[int]:

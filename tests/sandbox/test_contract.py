@@ -129,6 +129,12 @@ def test_case_12_the_deadline_holds(sandbox: Sandbox, long_sleep: str, command: 
     assert not processes_of(long_sleep)
 
 
+def test_case_12_a_deadline_during_the_start_leaves_nothing(sandbox: Sandbox, long_sleep: str) -> None:
+    for milliseconds in (*range(20), *range(20)):
+        assert run(sandbox, long_sleep, timeout=milliseconds / 1000).timed_out
+    assert not processes_of(long_sleep)
+
+
 @pytest.mark.parametrize(
     "start", ["SLEEP &", "setsid SLEEP &", "nohup setsid SLEEP > /dev/null 2>&1 &", "(setsid SLEEP &) &"]
 )

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import swegym_tutorial
-from swegym_tutorial.sandbox import Sandbox, SandboxUnavailable, local
+from swegym_tutorial.sandbox import Sandbox, SandboxUnavailable, local, root
 from swegym_tutorial.sandbox.limits import descendants
 from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.sandbox.root import leftovers, reap
@@ -344,7 +344,7 @@ print(backend.root, flush=True)
 def killed_driver(tmp_path: Path, long_sleep: str) -> Iterator[Callable[..., tuple[Path, str]]]:
     """Start a driver with four busy sandboxes, and kill it as soon as they are."""
 
-    def start_and_kill(kind: str, also: str | None = None) -> tuple[Path, str]:
+    def start_and_kill(kind: str, *, watchdog_too: bool = False) -> tuple[Path, str]:
         command = f"mkdir x; chmod 000 x; setsid {long_sleep} & while :; do date > f; {long_sleep}; done"
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, kind, str(tmp_path), command], stdout=subprocess.PIPE, text=True,
@@ -353,8 +353,8 @@ def killed_driver(tmp_path: Path, long_sleep: str) -> Iterator[Callable[..., tup
         assert driver.stdout is not None
         root = Path(driver.stdout.readline().strip())
         assert wait_for(lambda: len(processes_of(long_sleep)) >= 8)
-        if also:
-            for pid in processes_of(also):
+        if watchdog_too:
+            for pid in processes_of(f"watchdog.py {root}"):
                 os.kill(pid, signal.SIGKILL)
         driver.kill()
         driver.wait()
@@ -370,9 +370,9 @@ def killed_driver(tmp_path: Path, long_sleep: str) -> Iterator[Callable[..., tup
 def test_case_18_a_killed_driver_leaves_neither_folder_nor_process(
     killed_driver: Callable[..., tuple[Path, str]], kind: str
 ) -> None:
-    root, long_sleep = killed_driver(kind)
-    assert wait_for(lambda: not root.exists())
-    assert wait_for(lambda: not processes_of(long_sleep) and not processes_of(str(root)), 5)
+    folder, long_sleep = killed_driver(kind)
+    assert wait_for(lambda: not folder.exists())
+    assert wait_for(lambda: not processes_of(long_sleep) and not processes_of(str(folder)), 5)
 
 
 def test_case_18_what_a_killed_watchdog_leaves_is_listed_and_reaped(
@@ -380,11 +380,11 @@ def test_case_18_what_a_killed_watchdog_leaves_is_listed_and_reaped(
 ) -> None:
     living = LocalBackend(tmp_path)
     living.open(small_task)
-    root, long_sleep = killed_driver("subprocess", also="watchdog.py")
-    assert leftovers(tmp_path) == [root]
-    assert json.loads((root / "driver.json").read_text())["pid"] not in psutil.pids()
-    reap(root)
-    assert not root.exists() and leftovers(tmp_path) == [] and not processes_of(long_sleep)
+    folder, long_sleep = killed_driver("subprocess", watchdog_too=True)
+    assert leftovers(tmp_path) == [folder]
+    assert json.loads((folder / "driver.json").read_text())["pid"] not in psutil.pids()
+    reap(folder)
+    assert not folder.exists() and leftovers(tmp_path) == [] and not processes_of(long_sleep)
     assert living.root.exists()
     living.close()
 
@@ -441,3 +441,20 @@ def test_an_ordinary_user_gets_the_same() -> None:
     assert shown.startswith("agent\n.git\na\npytest ") and "unshare failed" in shown and shown.endswith("0\n")
     assert 20 < int(count) < 64
     assert "[killed: its processes took" in lines[1]
+
+
+def test_sandboxes_lie_in_memory_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_task: Task
+) -> None:
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(root, "MEMORY", tmp_path)
+    monkeypatch.setattr(root, "MEMORY_ROOM", 1)
+    assert root.places() == [tmp_path, Path(tempfile.gettempdir())]
+    with contextlib.closing(LocalBackend()) as backend:
+        assert backend.root.parent == tmp_path
+        assert backend.root not in leftovers()
+    monkeypatch.setattr(root, "MEMORY_ROOM", 1 << 60)
+    assert root.places()[0] == Path(tempfile.gettempdir())
+    monkeypatch.setattr(root, "MEMORY_ROOM", 1)
+    monkeypatch.setenv("TMPDIR", tempfile.gettempdir())
+    assert root.places()[0] == Path(tempfile.gettempdir())
