@@ -121,12 +121,10 @@ class PolicyClient:
 
     def __init__(
         self,
-        service: tinker.ServiceClient,
         trainer: tinker.TrainingClient,
         config: TrainingConfig,
         stop: threading.Event,
     ) -> None:
-        self._service = service
         self._trainer = trainer
         self._config = config
         self._stop = stop
@@ -174,6 +172,13 @@ class PolicyClient:
     def path_of(self, future: Any, what: str) -> str:
         return wait(future, self._stop, what).path
 
+    def tokenizer_name(self) -> str:
+        """Ask what tokenizes the server's model: a path or a hub name. Blocks."""
+        name = self._trainer.get_info().model_data.tokenizer_id
+        if not name:
+            raise PolicyError("the server does not say what tokenizes its model: name it with --tokenizer")
+        return name
+
     def load(self, path: str) -> None:
         """Take over a checkpoint, optimizer state included. Raises PolicyError."""
         wait(self._trainer.load_state_with_optimizer(path), self._stop, f"loading {path}")
@@ -207,22 +212,21 @@ class PolicyService:
             ),
             f"creating a rank-{config.lora_rank} LoRA client of {config.base_model}",
         )
-        return PolicyClient(self._service, trainer, config, self._stop)
+        return PolicyClient(trainer, config, self._stop)
 
     def tokenizer(self, client: PolicyClient) -> Any:
         """Return the configured tokenizer, else the one that the server names (a path or a hub name)."""
-        from transformers import AutoTokenizer
-
         name = self._config.tokenizer
         if name is None:
-            name = self._in_thread(
-                client._trainer.get_info, "asking for the model's tokenizer"
-            ).model_data.tokenizer_id
+            name = self._in_thread(client.tokenizer_name, "asking for the model's tokenizer")
         revision = self._config.tokenizer_revision
-        return _translated(
-            lambda: AutoTokenizer.from_pretrained(name, **({"revision": revision} if revision else {})),
-            f"loading the tokenizer {name}",
-        )
+
+        def load() -> Any:
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(name, **({"revision": revision} if revision else {}))
+
+        return self._in_thread(load, f"loading the tokenizer {name}")
 
     def sampler(self, path: str, *, temperature: float | None = None) -> PolicySampler:
         """Return the policy that was published under a path."""
@@ -242,6 +246,10 @@ class PolicyService:
     def _sampler(self, client: tinker.SamplingClient, path: str, temperature: float | None) -> PolicySampler:
         chosen = self._config.temperature if temperature is None else temperature
         return PolicySampler(client, path, self.stop_tokens, chosen, self._stop)
+
+    def close(self) -> None:
+        """End the session, with the heartbeats that the SDK sends for it in the background."""
+        self._service.holder.close()
 
     def _in_thread(self, call: Any, what: str) -> Any:
         """Run one of the SDK's blocking calls so that stopping isn't held up by it."""

@@ -250,10 +250,13 @@ def connect(
         model = Path(config.base_model)
         models = {config.base_model: model if model.is_dir() else POLICY}
         server = LocalServer(models, state_dir=folder.path / "server", log_path=folder.path / "server.log")
-        server.start()
         closing.callback(server.stop)
+        if not server.start(stop):
+            raise Stopped
         address = (server.url, server.key)
-    return PolicyService(config, *address, stop)
+    service = PolicyService(config, *address, stop)
+    closing.callback(service.close)
+    return service
 
 
 def evaluate_policy(

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,8 +49,11 @@ class LocalServer:
         self.key = ""
         self.pid = 0
 
-    def start(self) -> None:
-        """Start the child and wait until it answers. Raises RuntimeError with the end of its log where it doesn't."""
+    def start(self, stop: threading.Event | None = None) -> bool:
+        """Start the child and wait until it answers. Raises RuntimeError with the end of its log where it doesn't.
+
+        Returns True; or False, with the child gone, as soon as `stop` is set while it starts.
+        """
         check_extras()
         self._state_dir.mkdir(parents=True, exist_ok=True)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,12 +79,17 @@ class LocalServer:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(told).encode() + b"\n")
             self._process.stdin.flush()
-            self.url = json.loads(self._ready_line())["url"]
+            line = self._ready_line(stop or threading.Event())
+            if line is None:
+                self.stop()
+                return False
+            self.url = json.loads(line)["url"]
         except BaseException as error:
             self.stop()
             if isinstance(error, BrokenPipeError):
                 raise RuntimeError(self._why("ended at once")) from error
             raise
+        return True
 
     def stop(self) -> None:
         """End the child; returns when it is gone, within a few seconds. Does nothing where it is gone already."""
@@ -106,14 +115,18 @@ class LocalServer:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _ready_line(self) -> bytes:
+    def _ready_line(self, stop: threading.Event) -> bytes | None:
         assert self._process is not None and self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + START_PATIENCE
         line = b""
         while not line.endswith(b"\n"):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if stop.is_set():
+                return None
+            if time.monotonic() > deadline:
                 raise RuntimeError(self._why(f"was not ready within {START_PATIENCE:.0f} s"))
+            if not select.select([descriptor], [], [], 0.1)[0]:
+                continue
             piece = os.read(descriptor, 4096)
             if not piece:
                 raise RuntimeError(self._why("ended before it was ready"))
