@@ -249,7 +249,10 @@ def connect(
 
         model = Path(config.base_model)
         models = {config.base_model: model if model.is_dir() else POLICY}
-        server = LocalServer(models, state_dir=folder.path / "server", log_path=folder.path / "server.log")
+        threads = max(1, (os.cpu_count() or 2) // 2)  # the other half is for sandboxes and tests
+        server = LocalServer(
+            models, state_dir=folder.path / "server", log_path=folder.path / "server.log", threads=threads
+        )
         closing.callback(server.stop)
         if not server.start(stop):
             raise Stopped
