@@ -75,32 +75,33 @@ def progress_line(summary: RunSummary) -> str:
 
 
 def table(summary: RunSummary, rows: int | None = None) -> Group:
-    """Return the steps as a rich table, the last `rows` of all jobs, with the lines above."""
+    """Return the steps as a rich table of at most 80 columns, the last `rows` of all jobs, and what they came to."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     view = Table(box=None, header_style="bold", pad_edge=False)
-    names = ("job", "step", "mean reward", "", *FATES, "seconds", "fill", "train", "publish")
-    for name in names:
-        view.add_column(name, justify="left" if name in ("job", "") else "right", no_wrap=True)
-    view.add_column("checkpoint", overflow="ellipsis", no_wrap=True)
+    for name in ("job", "step", "mean reward", *FATES, "seconds", "fill", "train", "publ."):
+        view.add_column(name, justify="left" if name in ("job", "mean reward") else "right", no_wrap=True)
     steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
     for s in steps[-rows:] if rows else steps:
+        filled = round(6 * s.reward_mean)
         view.add_row(
-            s.job,
+            s.job.removeprefix("train-"),
             str(s.step + 1),
-            f"{s.reward_mean:.3f}",
-            "█" * round(10 * s.reward_mean) + "░" * (10 - round(10 * s.reward_mean)),
+            f"{s.reward_mean:.3f} {'█' * filled}{'░' * (6 - filled)}",
             *(str(s.groups.get(fate, 0)) for fate in FATES),
-            f"{s.batch_seconds:.1f}",
-            f"{s.fill_seconds:.1f}",
-            f"{s.train_seconds:.1f}",
-            f"{s.publish_seconds:.1f}",
-            s.checkpoint,
+            *(f"{t:.1f}" for t in (s.batch_seconds, s.fill_seconds, s.train_seconds, s.publish_seconds)),
         )
-    lines = [*evaluation_lines(summary), *fault_lines(summary)]
-    return Group(*([view] if steps else []), *map(Text, lines))
+    lines = [
+        *(
+            f"{job}, checkpoint of step {steps[-1].step + 1}: {steps[-1].checkpoint}"
+            for job, steps in summary.steps.items()
+        ),
+        *evaluation_lines(summary),
+        *fault_lines(summary),
+    ]
+    return Group(*([view] if steps else []), *(Text(line, overflow="fold") for line in lines))
 
 
 def fault_lines(summary: RunSummary) -> list[str]:
