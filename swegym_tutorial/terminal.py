@@ -80,8 +80,8 @@ def table(summary: RunSummary, rows: int | None = None) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    view = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("job", "step", "mean reward", *FATES, "seconds", "fill", "train", "publ."):
+    view = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for name in ("job", "step", "mean reward", *FATES, "seconds", "fill", "train", "publish"):
         view.add_column(name, justify="left" if name in ("job", "mean reward") else "right", no_wrap=True)
     steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
     for s in steps[-rows:] if rows else steps:
