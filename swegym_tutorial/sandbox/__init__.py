@@ -1,7 +1,9 @@
 """What a sandbox is: an isolated place with a task's repository at /testbed, where commands run.
 
 A backend opens sandboxes; each kind has its module (local.py: bubblewrap; subprocess.py: no isolation, an
-explicit opt-in). Sandboxes know nothing of agents, tests or rewards.
+explicit opt-in). Both stand on hosted.py (folders, copies, closing) and process.py (one command under
+supervision); root.py finds and deletes what a machine that went down has left. Sandboxes know nothing of
+agents, tests or rewards.
 """
 
 from __future__ import annotations

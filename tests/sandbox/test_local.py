@@ -40,7 +40,7 @@ def form(request: pytest.FixtureRequest) -> Iterator[LocalBackend]:
         if request.param == "plain":
             patch.setattr(local, "make_user_namespace", lambda: None)
         elif os.geteuid() != 0:
-            pytest.skip("this form is root's")
+            pytest.skip(reason="this form is root's")
         backend = LocalBackend(**SMALL)
     yield backend
     backend.close()
@@ -196,7 +196,7 @@ def test_there_are_no_rights(sandbox: Sandbox) -> None:
 
 def test_the_agent_is_no_user_of_this_machine(small_task: Task) -> None:
     if os.geteuid() != 0:
-        pytest.skip("an ordinary user's agent is that user outside")
+        pytest.skip(reason="an ordinary user's agent is that user outside")
     with contextlib.closing(LocalBackend()) as backend:
         first, second = backend.open(small_task), backend.open(small_task)
         owners = set()
@@ -224,7 +224,7 @@ def test_processes_are_bounded(sandbox: Sandbox, form: LocalBackend) -> None:
 
 def test_a_fork_bomb_ends_with_its_command(sandbox: Sandbox, form: LocalBackend) -> None:
     if not _kernel_counts_processes(form):
-        pytest.skip("too rough on the machine: the meter alone stops it here, and the test above shows that")
+        pytest.skip(reason="too rough on the machine: the meter alone stops it here, and the test above shows that")
     result = sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 60", timeout=2)
     assert result.exit_code in (124, 137)
     assert not processes_of(str(sandbox.state.path))  # type: ignore[attr-defined]
@@ -411,7 +411,7 @@ assert not root.exists()
 
 def test_an_ordinary_user_gets_the_same() -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root to become another user; an ordinary user's other tests show the same")
+        pytest.skip(reason="needs root to become another user; an ordinary user's other tests show the same")
     user: dict[str, Any] = {"user": 12345, "group": 12345, "extra_groups": ()}
     check = "import sys, psutil, swegym_tutorial; assert sys.version_info >= (3, 11)"
 
@@ -425,7 +425,7 @@ def test_an_ordinary_user_gets_the_same() -> None:
 
     python = next(filter(reaches, (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3")), None)
     if python is None:
-        pytest.skip("another user can reach no Python 3.11 with psutil here")
+        pytest.skip(reason="another user can reach no Python 3.11 with psutil here")
     forks = "import os,time\nn=0\ntry:\n  while n<200:\n    if not os.fork(): time.sleep(9)\n    n+=1\nexcept OSError: print(n)"
     commands = [
         "id -un; ls -A; python -m pytest --version; unshare -r true; ls /root; cat /proc/1/environ | grep -c secret",
