@@ -37,6 +37,12 @@ class Identity:
     policy_version: int
 
 
+def sampling_seed(seed: int, identity: Identity) -> int:
+    """Return the seed of an attempt's sampling: the same in every run and after a resume, and for evaluations."""
+    kind = "evaluation" if identity.phase.startswith("evaluation") else identity.job
+    return random.Random(f"{seed} {kind} {identity.group} {identity.attempt}").randrange(2**31)
+
+
 class AttemptRunner:
     """Runs and grades attempts for one run. Safe for many threads."""
 
@@ -60,7 +66,7 @@ class AttemptRunner:
         """Return the attempt, or None where infrastructure faults took it. Raises Stopped."""
         key = asdict(identity)
         self._folder.log("rollout_start", **key)
-        seed = random.Random(f"{self._config.seed} {identity}").randrange(2**31)
+        seed = sampling_seed(self._config.seed, identity)
 
         def on_turn(turn: Turn) -> None:
             self._folder.log(

@@ -1,0 +1,95 @@
+"""One attempt's border: what is retried, what is lost, and what is recorded of it."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from conftest import FINAL, Script
+
+from swegym_tutorial import TrainingConfig
+from swegym_tutorial.attempts import AttemptRunner, Identity, sampling_seed
+from swegym_tutorial.events import EventReader, RunFolder, read_episode
+from swegym_tutorial.grading import Grader, Outcome
+from swegym_tutorial.policy import PolicyError, Stopped
+from swegym_tutorial.sandbox import SandboxError
+
+
+class Flaky:
+    """Sandboxes of which the first `faults` cannot be opened."""
+
+    name = "flaky"
+
+    def __init__(self, sandboxes, faults: int) -> None:
+        self.sandboxes, self.faults = sandboxes, faults
+
+    def open(self, task):
+        if self.faults > 0:
+            self.faults -= 1
+            raise SandboxError("no room for a sandbox")
+        return self.sandboxes.open(task)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def made(tmp_path, chat, sandboxes, task):
+    def make(faults: int, retries: int = 1):
+        config = replace(TrainingConfig.laptop(), attempt_retries=retries)
+        folder, stop = RunFolder(tmp_path), threading.Event()
+        folder.open()
+        flaky = Flaky(sandboxes, faults)
+        return AttemptRunner(chat, flaky, Grader(flaky, config), folder, config, stop), folder, stop
+
+    return make
+
+
+def identity(task, phase: str = "run-1", attempt: int = 0) -> Identity:
+    return Identity(phase, "train-job0", 3, attempt, task.instance_id, 0)
+
+
+def test_a_fault_is_tried_again_and_leaves_no_trace_in_the_reward(made, chat, task):
+    runner, folder, _ = made(faults=1)
+    rollout = runner.rollout(task, Script(chat, FINAL), identity(task))
+    episode = runner.grade(task, rollout, identity(task))
+    assert episode.verdict.outcome is Outcome.EMPTY_PATCH and episode.reward == 0.0
+    events = EventReader(folder.path).read()
+    assert [e["reason"] for e in events if e["event"] == "attempt_fault"] == [
+        "SandboxError: no room for a sandbox"
+    ]
+    saved = read_episode(folder.episode("run-1", "train-job0", 3, 0))
+    assert saved["verdict"]["outcome"] == "empty_patch" and saved["tokens"] == rollout.tokens.tolist()
+
+
+def test_case_37_an_attempt_that_faults_took_has_no_reward_and_is_counted(made, chat, task):
+    # rllm#710, open-instruct#1887: an infrastructure fault is never a reward of 0.
+    runner, folder, _ = made(faults=5)
+    assert runner.rollout(task, Script(chat, FINAL), identity(task)) is None
+    (lost,) = [e for e in EventReader(folder.path).read() if e["event"] == "episode"]
+    assert lost["reward"] is None and lost["outcome"] == "infrastructure" and "no room" in lost["reason"]
+
+
+def test_a_fault_of_the_policy_is_one_too(made, task):
+    class Silent:
+        def sample(self, prompt, max_tokens, seed):
+            raise PolicyError("the server does not answer")
+
+    runner, folder, _ = made(faults=0, retries=0)
+    assert runner.rollout(task, Silent(), identity(task)) is None
+    assert [e for e in EventReader(folder.path).read() if e["event"] == "attempt_fault"]
+
+
+def test_what_fails_while_the_run_stops_is_no_fault(made, chat, task):
+    runner, folder, stop = made(faults=5)
+    stop.set()
+    with pytest.raises(Stopped):
+        runner.rollout(task, Script(chat, FINAL), identity(task))
+    assert not [e for e in EventReader(folder.path).read() if e["event"] in ("attempt_fault", "episode")]
+
+
+def test_sampling_seeds_depend_on_seed_group_and_attempt_alone(task):
+    assert sampling_seed(1, identity(task, "run-1")) == sampling_seed(1, identity(task, "run-2"))
+    assert sampling_seed(1, identity(task)) != sampling_seed(2, identity(task))
+    assert sampling_seed(1, identity(task)) != sampling_seed(1, identity(task, attempt=1))
+    before, after = (sampling_seed(1, identity(task, f"evaluation-{label}")) for label in ("before", "after"))
+    assert before == after != sampling_seed(1, identity(task))
