@@ -40,7 +40,12 @@ class Sandbox(Protocol):
     """One isolated copy of a task's repository. Used by one thread at a time; close() from any, any time."""
 
     def exec(
-        self, command: str, *, timeout: float, output_bytes: int = 65_536, env: Mapping[str, str] | None = None
+        self,
+        command: str,
+        *,
+        timeout: float,
+        output_bytes: int = 65_536,
+        env: Mapping[str, str] | None = None,
     ) -> CommandResult:
         """Run a bash command in /testbed with stdin closed; no process of it outlives the call.
 
