@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -58,9 +59,10 @@ class Recorder(NotebookClient):
         return [data[mime] for data in datas if mime in data]
 
 
-def run_cells(*cells: str, client: type[Recorder] = Recorder) -> tuple[Recorder, list[Any]]:
+def run_cells(*cells: Any, client: type[Recorder] = Recorder) -> tuple[Recorder, list[Any]]:
     """Run cells in a fresh kernel; returns the client and all outputs as they would be saved."""
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    made = [nbformat.v4.new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    book = nbformat.v4.new_notebook(cells=made)
     book.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
     ran = client(book, timeout=120)
@@ -166,6 +168,32 @@ def test_case_47_buttons_act_while_a_cell_waits(tmp_path: Path) -> None:
     assert outputs[-1].text.startswith("status             stopped after")
     asked = [event for event in events_in(folder) if event in ("paused", "unpaused", "run_stopped")]
     assert asked == ["paused", "unpaused", "run_stopped"]
+
+
+class Interrupter(Recorder):
+    """A reader who interrupts the waiting cell."""
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        html = msg["content"].get("data", {}).get("text/html", "")
+        if "2 of 6" in html and not any("2 of 6" in told for told in self.shown("text/html")):
+            os.kill(self.km.provisioner.process.pid, signal.SIGINT)
+        return super().process_message(msg, cell, cell_index)
+
+
+# An interrupt leaves the notebook usable, jupyter/help#318: the prompt is back, the run goes on and can be stopped.
+@pytest.mark.slow
+def test_case_45_an_interrupted_wait_leaves_run_and_dashboard_alone(tmp_path: Path) -> None:
+    waiting = nbformat.v4.new_code_cell("await dashboard", metadata={"tags": ["raises-exception"]})
+    _, outputs = run_cells(
+        start(tmp_path / "run", "dashboard = Dashboard(run.start())"),
+        waiting,
+        "print(run.running)\nrun.go_on.set()\nawait dashboard\nprint(dashboard)",
+        client=Interrupter,
+    )
+    (error,) = [output.ename for output in outputs if output.output_type == "error"]
+    assert error in ("KeyboardInterrupt", "CancelledError")
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert printed.startswith("True\nstatus             done after")
 
 
 @pytest.mark.slow
