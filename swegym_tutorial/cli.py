@@ -213,6 +213,28 @@ def _tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) -
     return FAILED if bad else DONE
 
 
+def _sandboxes_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .sandbox.root import leftovers
+
+    found = leftovers()
+    for folder in found:
+        print(folder)
+    print(
+        f"{len(found)} folders of runs that are no more"
+        + ("; `sandboxes reap` deletes them" if found else "")
+    )
+    return DONE
+
+
+def _sandboxes_reap(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from .sandbox.root import leftovers, reap
+
+    for folder in leftovers():
+        reap(folder)
+        print(f"deleted {folder}")
+    return DONE
+
+
 def _serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from .run import POLICY
 
@@ -299,6 +321,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--tasks", default="bundled", metavar="SOURCE", help="bundled (default) or a JSONL file"
         )
+
+    sandboxes = commands.add_parser("sandboxes", help="find and delete what killed runs left behind")
+    kinds = sandboxes.add_subparsers(required=True, metavar="COMMAND")
+    kinds.add_parser("list", help="folders of runs that are no more").set_defaults(run=_sandboxes_list)
+    kinds.add_parser("reap", help="delete them").set_defaults(run=_sandboxes_reap)
 
     serve = commands.add_parser("serve", help="serve a model folder to tinker clients on this machine")
     serve.add_argument("--port", type=int, default=0, help="default: a free one")
