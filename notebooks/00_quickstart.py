@@ -82,7 +82,7 @@ print("\nGold patch:\n" + task.patch)
 # ## 3. Start
 #
 # `start()` returns at once; the run goes on in the background. It starts a training server on this machine, measures
-# the untrained model on the held-out issues, trains, and measures again. Everything that happens is written to one
+# the model as it is on the held-out issues, trains it, and measures again. Everything that happens is written to one
 # folder, which is never overwritten.
 
 # %%
@@ -97,7 +97,7 @@ run = TrainingRun(config, folder, evaluate=True).start()
 # while a batch of groups filled. Right: where the time of a batch went. The orange diamonds are the held-out issues,
 # which the model is never trained on.
 #
-# The buttons act at once; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
+# The buttons act while the cell after it waits; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
 
 # %%
 dashboard = Dashboard(run)
@@ -110,8 +110,8 @@ dashboard = Dashboard(run)
 await dashboard
 
 # %% [markdown]
-# **What you should see.** The reward starts between 0.2 and 0.4, climbs from about the fifth step on and stays
-# above 0.9 at the end. It jumps from step to step, because a batch holds only eight of the issues. The held-out
+# **What you should see.** The reward starts between 0.2 and 0.4, climbs from about the fifth step on and ends
+# above 0.9. It jumps from step to step, because a batch holds only eight of the issues. The held-out
 # diamonds say the same about issues outside of the training set: the model did not just learn 32 answers by heart.
 # Sampling and training take most of a batch's time. Grading shrinks to almost nothing, because a patch that was seen
 # before at the same issue is not tested again.

@@ -10,6 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def solved(path: Path, into: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of all notebooks, solved and run by nbmake with a limit a cell and one for all (case 44)."""
     folder = tmp_path_factory.mktemp("notebooks")
     for path in NOTEBOOKS:
