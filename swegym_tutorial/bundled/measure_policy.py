@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import queue
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -188,8 +189,7 @@ def _summary(done: list[tuple[Task, Rollout, float]]) -> Quality:
         well_formed_turns=(formed - cut) / turns,
         looked=sum(bool(ran) and ran[0].startswith("grep") for ran in commands) / n,
         edited=sum(any(command.startswith("sed -i") for command in ran) for ran in commands) / n,
-        named_a_line=sum(any(command[:9].strip("sed -i'").isdigit() for command in ran) for ran in commands)
-        / n,
+        named_a_line=sum(any(re.match(r"sed -i '\d", command) for command in ran) for ran in commands) / n,
         turns=turns / n,
         tokens=sum(len(rollout.tokens) for rollout in rollouts) / n,
         families={family: sum(rewards) / len(rewards) for family, rewards in by_family.items()},
