@@ -12,7 +12,7 @@ export GOMP_SPINCOUNT ?= 0
 
 READY := .venv/.installed
 
-.PHONY: demo test quick lint lab sdks test-sdks clean
+.PHONY: demo test quick lint lab notebooks sdks test-sdks clean
 
 demo: $(READY)  ## train on this machine, offline, into OUT=runs/demo with SEED=0
 	@if [ -e "$(OUT)" ]; then aside="$(OUT)-$$(date +%Y%m%d-%H%M%S)"; mv "$(OUT)" "$$aside"; echo "the earlier run is now in $$aside"; fi
@@ -31,6 +31,11 @@ lint: $(READY)
 
 lab: $(READY)  ## open the notebooks
 	.venv/bin/jupyter lab --notebook-dir notebooks 00_quickstart.ipynb
+
+notebooks: $(READY)  ## run the notebooks and keep their outputs
+	cd notebooks && for n in [0-9]*.py; do ../.venv/bin/jupytext --update --to ipynb $$n; done
+	.venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
+		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=1500 notebooks/*.ipynb
 
 # The local server with other releases of the tinker SDK, each in an environment of its own.
 sdks: $(SDKS:%=.venv-sdk-%/.installed)
