@@ -49,7 +49,8 @@ def reward_time_figure(summary: RunSummary) -> Figure:
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
     # Fixed margins: constrained layout takes three times as long, and the panels would move while one watches.
-    left, right = (figure.add_axes((x, 0.155, 0.3, 0.655)) for x in (0.056, 0.552))
+    left = figure.add_axes((0.056, 0.155, 0.3, 0.655))
+    right = figure.add_axes((0.552, 0.155, 0.282, 0.655))
     last = max([summary.planned_steps, *(s.step + 1 for steps in summary.steps.values() for s in steps), 1])
     for axes in (left, right):
         _style(axes, last)
@@ -105,18 +106,25 @@ class _Label:
     text: str
     color: str
     bold: bool = False
+    swatch: str | None = None  # the colour of a small square before the text
 
 
 def _draw_labels(axes: Axes, labels: Sequence[_Label]) -> None:
     """Write labels to the right of their points, moved up or down where they would overlap."""
+    from matplotlib.transforms import offset_copy
+
     low, high = axes.get_ylim()
     sizes = [LINE_HEIGHT * (1 + label.text.count("\n")) for label in labels]
     heights = spread([(label.y - low) / (high - low) for label in labels], sizes)
+    beside = offset_copy(axes.transData, axes.get_figure(root=True), x=8, units="points")
     for label, height in zip(labels, heights, strict=True):
+        point = (label.x, low + height * (high - low))
+        if label.swatch:
+            axes.plot(*point, "s", color=label.swatch, markersize=5.5, transform=beside, clip_on=False)
         axes.annotate(
             label.text,
-            (label.x, low + height * (high - low)),
-            xytext=(6, 0),
+            point,
+            xytext=(14 if label.swatch else 6, 0),
             textcoords="offset points",
             fontsize=9,
             color=label.color,
@@ -214,7 +222,9 @@ def _draw_seconds(axes: Axes, summary: RunSummary) -> None:
         axes.stairs(top, edges, baseline=base, fill=True, facecolor=PHASE_COLORS[phase], edgecolor="none")
         axes.stairs(top, edges, baseline=None, fill=False, color="white", linewidth=seam)
         middle = (base[-1] + top[-1]) / 2
-        labels.append(_Label(edges[-1], middle, f"{phase} {seconds[-1] / unit:.1f}", INK))
+        labels.append(
+            _Label(edges[-1], middle, f"{phase} {seconds[-1] / unit:.1f}", INK, swatch=PHASE_COLORS[phase])
+        )
         base = top
     axes.set_ylim(0, 1.08 * longest / unit or 1.0)
     _draw_labels(axes, labels)
