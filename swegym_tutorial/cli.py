@@ -236,7 +236,7 @@ def _sandboxes_reap(args: argparse.Namespace, parser: argparse.ArgumentParser) -
 
 
 def _serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .run import POLICY
+    from .bundled import POLICY
 
     model = args.model or POLICY
     if not (model / "config.json").is_file():

@@ -87,7 +87,7 @@ def _server() -> Finding:
     if missing:
         mend = f'{", ".join(missing)} missing: pip install "swegym_tutorial[local]"'
         return Finding("local server", False, mend, True)
-    from .run import POLICY
+    from .bundled import POLICY
     from .server.process import LocalServer
 
     with tempfile.TemporaryDirectory() as folder:

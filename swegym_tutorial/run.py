@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from . import sandbox
 from .attempts import AttemptRunner
+from .bundled import POLICY
 from .config import TrainingConfig
 from .evaluate import Evaluation, evaluate
 from .events import RunFolder, dumps, write_atomically
@@ -35,8 +36,6 @@ from .tasks import Task, load_tasks
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
-
-POLICY = Path(__file__).parent / "bundled" / "policy"
 
 
 class RunError(RuntimeError):

@@ -11,8 +11,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 import pytest
 
 from swegym_tutorial import TrainingConfig, load_tasks
+from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.rollout import Chat, Sample
-from swegym_tutorial.run import POLICY
 from swegym_tutorial.sandbox import SandboxBackend, backend
 from swegym_tutorial.tasks import Task
 

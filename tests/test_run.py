@@ -100,7 +100,7 @@ def test_the_sampled_logprobs_are_what_the_server_computes_for_the_same_policy(w
     import torch
     from transformers import AutoModelForCausalLM
 
-    from swegym_tutorial.run import POLICY
+    from swegym_tutorial.bundled import POLICY
 
     model = AutoModelForCausalLM.from_pretrained(POLICY).eval()
     first = [
