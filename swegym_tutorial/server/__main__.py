@@ -40,8 +40,8 @@ def main() -> None:
             {name: Path(folder) for name, folder in told["models"].items()},
             api_key=told["api_key"],
             state_dir=Path(told["state_dir"]),
-            threads=told["threads"],
             launcher=end.append,
+            **told["options"],
         )
     except (RuntimeError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

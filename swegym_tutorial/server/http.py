@@ -23,8 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from . import wire
-from .engine import Engine, Outcome, Version
+from .engine import Engine, Outcome, Work
 from .futures import Futures
+from .models import Models, Version
 from .records import Samples, TrainBatch, Trained, UserError
 from .sessions import Model, SamplerEntry, Sessions
 from .store import EPHEMERAL, SAMPLER_WEIGHTS, WEIGHTS, Address
@@ -38,9 +39,9 @@ PROTOBUF = "application/x-protobuf"
 CLIENT_CONFIG = {"parallel_fwdbwd_chunks": False}
 
 
-def make_app(engine: Engine, key: str, patience: float) -> ASGIApp:
+def make_app(models: Models, engine: Engine, key: str, patience: float) -> ASGIApp:
     """Return the ASGI app. key: what clients must send as X-API-Key. patience: sessions end after this silence."""
-    api = _Api(engine, Sessions(patience), Futures())
+    api = _Api(models, engine, Sessions(patience), Futures())
     posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "asample": api.asample,
         "retrieve_future": api.retrieve_future,
@@ -78,7 +79,8 @@ def make_app(engine: Engine, key: str, patience: float) -> ASGIApp:
 class _Api:
     """The endpoints. Each takes a request and returns its answer."""
 
-    def __init__(self, engine: Engine, sessions: Sessions, futures: Futures) -> None:
+    def __init__(self, models: Models, engine: Engine, sessions: Sessions, futures: Futures) -> None:
+        self._models = models
         self._engine = engine
         self._sessions = sessions
         self._futures = futures
@@ -108,7 +110,7 @@ class _Api:
                 "trainable": True,
                 "sampleable": True,
             }
-            for name, base in self._engine.models.items()
+            for name, base in self._models.bases.items()
         ]
         return reply({"supported_models": models})
 
@@ -135,21 +137,22 @@ class _Api:
         if known := self._futures.known(key):
             return reply({"request_id": known, "model_id": id})
         base = fields.text("base_model")
-        self._engine.base(base)
+        self._models.base(base)
         spec = wire.lora_spec(fields)
         self._sessions.add_model(Model(id, session, base, spec))
-        request_id = self._submit(key, session, id, partial(self._engine.create, id, base, spec))
+        work = _answering({"type": "create_model", "model_id": id}, self._models.create, id, base, spec)
+        request_id = self._submit(key, session, id, work)
         return reply({"request_id": request_id, "model_id": id})
 
     async def unload_model(self, request: Request) -> Response:
         model = self._sessions.model((await read_fields(request)).text("model_id"))
         self._sessions.drop_model(model.id)
-        work = partial(self._engine.release, model.id)
+        work = _answering({"type": "unload_model", "model_id": model.id}, self._models.release, model.id)
         return reply({"request_id": self._submit(("unload", model.id), model.session, model.id, work)})
 
     async def get_info(self, request: Request) -> Response:
         model = self._sessions.model((await read_fields(request)).text("model_id"))
-        base = self._engine.base(model.base)
+        base = self._models.base(model.base)
         data = {"arch": base.architecture, "model_name": model.base, "tokenizer_id": str(base.folder)}
         return reply(
             {
@@ -180,14 +183,18 @@ class _Api:
         )
 
     def _train(self, model: Model, seq_id: int, batch: TrainBatch) -> Response:
-        self._engine.base(model.base).limits.check_train(batch)
-        return self._do(model, seq_id, partial(self._engine.train, model.id, batch))
+        self._models.base(model.base).limits.check_train(batch)
+        return self._do(model, seq_id, partial(self._models.train, model.id, batch))
 
     async def optim_step(self, request: Request) -> Response:
         fields = await read_fields(request)
         model = self._sessions.model(fields.text("model_id"))
         adam = wire.adam_step(fields)
-        return self._do(model, fields.integer("seq_id"), partial(self._engine.step, model.id, adam))
+
+        def work() -> Outcome:
+            return {"type": "optim_step", "metrics": self._models.step(model.id, adam)}
+
+        return self._do(model, fields.integer("seq_id"), work)
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
@@ -195,13 +202,11 @@ class _Api:
         fields = await read_fields(request)
         model = self._sessions.model(fields.text("model_id"))
         address = Address(model.id, WEIGHTS, fields.text("path"))
-        overwrite, expires = fields.flag("overwrite", False), _expiry(fields)
-
-        def work() -> Outcome:
-            self._engine.save(model.id, address, optimizer=True, overwrite=overwrite, expires=expires)
-            return {"type": "save_weights", "path": str(address)}
-
-        return self._do(model, fields.integer("seq_id"), work)
+        save = partial(self._models.save, overwrite=fields.flag("overwrite", False), expires=_expiry(fields))
+        answer = {"type": "save_weights", "path": str(address)}
+        return self._do(
+            model, fields.integer("seq_id"), _answering(answer, save, model.id, address, optimizer=True)
+        )
 
     async def save_weights_for_sampler(self, request: Request) -> Response:
         """Under a name, to be sampled from by its path; or without one, as a sampling session of its own."""
@@ -218,39 +223,35 @@ class _Api:
         )
         answer: dict[str, Any] = {"type": "save_weights_for_sampler"}
         answer |= {"path": str(address)} if named else {"sampling_session_id": id}
-        expires = _expiry(fields)
+        save = partial(self._models.save, optimizer=False, expires=_expiry(fields))
         if not named:
-            version = Version(self._engine.base(model.base), address)
+            version = Version(self._models.base(model.base), address)
             self._sessions.add_sampler(SamplerEntry(id, model.session, model.base, version))
-
-        def work() -> Outcome:
-            self._engine.save(model.id, address, optimizer=False, expires=expires)
-            return answer
-
-        return self._do(model, fields.integer("seq_id"), work)
+        return self._do(model, fields.integer("seq_id"), _answering(answer, save, model.id, address))
 
     async def load_weights(self, request: Request) -> Response:
         """Into a model that is there; or, told a session instead, into a new one of the checkpoint's shape."""
         fields = await read_fields(request)
         address = Address.parse(fields.text("path"))
         optimizer = fields.flag("optimizer", False)
-        found = self._engine.store.describe(address)
+        found = self._models.store.describe(address)
+        answer: dict[str, Any] = {"type": "load_weights", "path": str(address)}
         if not fields.has("session_id"):
             model = self._sessions.model(fields.text("model_id"))
-            return self._do(
-                model, fields.integer("seq_id"), partial(self._engine.load, model.id, address, optimizer)
-            )
+            work = _answering(answer, self._models.load, model.id, address, optimizer)
+            return self._do(model, fields.integer("seq_id"), work)
         session, id, key = self._new_model(fields)
         if known := self._futures.known(key):
             return reply({"request_id": known, "model_id": id})
         base = fields.text("base_model") if fields.has("base_model") else found.base_model
-        self._engine.base(base)
+        self._models.base(base)
         self._sessions.add_model(Model(id, session, base, found.spec))
-        work = partial(self._engine.create_from, id, address, base, optimizer)
+        answer["model_id"] = id
+        work = _answering(answer, self._models.create_from, id, base, address, optimizer)
         return reply({"request_id": self._submit(key, session, id, work), "model_id": id})
 
     async def weights_info(self, request: Request) -> Response:
-        found = self._engine.store.describe(Address.parse((await read_fields(request)).text("tinker_path")))
+        found = self._models.store.describe(Address.parse((await read_fields(request)).text("tinker_path")))
         return reply(
             {
                 "base_model": found.base_model,
@@ -296,10 +297,10 @@ class _Api:
         """Return what is to be sampled from, and its base model's name."""
         if not fields.has("model_path"):
             name = fields.text("base_model")
-            return name, Version(self._engine.base(name), None)
+            return name, Version(self._models.base(name), None)
         address = Address.parse(fields.text("model_path"))
-        name = self._engine.store.describe(address).base_model
-        return name, Version(self._engine.base(name), address)
+        name = self._models.store.describe(address).base_model
+        return name, Version(self._models.base(name), address)
 
     # -- futures -----------------------------------------------------------------------------------------
 
@@ -330,13 +331,13 @@ class _Api:
         id = f"{session}:train:{fields.integer('model_seq_id')}"
         return session, id, ("new", id)
 
-    def _do(self, model: Model, seq_id: int, work: Callable[[], Outcome]) -> Response:
+    def _do(self, model: Model, seq_id: int, work: Work) -> Response:
         """Queue work of a model, unless it is a request that was sent before."""
         key = (model.id, seq_id)
         request_id = self._futures.known(key) or self._submit(key, model.session, model.id, work)
         return reply({"request_id": request_id})
 
-    def _submit(self, key: Hashable, session: str, model: str, work: Callable[[], Outcome]) -> str:
+    def _submit(self, key: Hashable, session: str, model: str, work: Work) -> str:
         request_id = self._futures.open(key, session)
         self._engine.submit(model, work, self._finisher(request_id))
         return request_id
@@ -356,9 +357,18 @@ class _Api:
             for session, models in self._sessions.end_silent():
                 self._futures.drop(session.id)
                 for model in models:
-                    self._engine.submit(
-                        model.id, partial(self._engine.release, model.id), lambda outcome: None
-                    )
+                    work = _answering({}, self._models.release, model.id)
+                    self._engine.submit(model.id, work, lambda outcome: None)
+
+
+def _answering(answer: dict[str, Any], work: Callable[..., None], *args: Any, **options: Any) -> Work:
+    """Return work that gives this answer once the call is done."""
+
+    def call() -> Outcome:
+        work(*args, **options)
+        return answer
+
+    return call
 
 
 def _expiry(fields: Fields) -> float | None:

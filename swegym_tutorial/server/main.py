@@ -56,6 +56,7 @@ def serve(
 
     from .engine import Engine
     from .http import make_app
+    from .models import Models
     from .records import ALPHA
     from .store import Store
 
@@ -63,10 +64,11 @@ def serve(
     if not key.startswith("tml-"):
         raise RuntimeError("the API key must begin with tml-: the tinker SDK takes no other")
     listener = socket.create_server((host, port))
-    engine = Engine(models, Store(Path(state_dir)), threads or min(2, os.cpu_count() or 1))
+    loaded = Models(models, Store(Path(state_dir)), threads or min(2, os.cpu_count() or 1))
+    engine = Engine(loaded)
     engine.start()
     config = uvicorn.Config(
-        make_app(engine, key, session_patience),
+        make_app(loaded, engine, key, session_patience),
         log_level="warning",
         access_log=False,
         timeout_keep_alive=120,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from .main import check_extras
+from .main import SESSION_PATIENCE, check_extras
 
 START_PATIENCE = 180.0  # seconds; importing torch from a cold disk takes a while
 STOP_PATIENCE = 2.0  # seconds after which a server that was told to end is killed
@@ -38,12 +38,16 @@ class LocalServer:
         *,
         log_path: Path | None = None,
         threads: int | None = None,
+        session_patience: float = SESSION_PATIENCE,
     ) -> None:
-        """models: base_model names and their folders. log_path: default state_dir / "server.log"."""
+        """models: base_model names and their folders. log_path: default state_dir / "server.log".
+
+        threads, session_patience: see `serve`.
+        """
         self._models = {name: str(Path(folder).resolve()) for name, folder in models.items()}
         self._state_dir = Path(state_dir).resolve()
         self.log_path = Path(log_path or self._state_dir / "server.log")
-        self._threads = threads
+        self._options = {"threads": threads, "session_patience": session_patience}
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.key = ""
@@ -62,7 +66,7 @@ class LocalServer:
             "models": self._models,
             "state_dir": str(self._state_dir),
             "api_key": self.key,
-            "threads": self._threads,
+            "options": self._options,
             "parent": os.getpid(),
         }
         with open(self.log_path, "ab") as log:

@@ -10,7 +10,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from .engine import Version
+from .models import Version
 from .records import LoraSpec, UserError
 
 PATIENCE = 15 * 60.0  # seconds; the SDK sends a heartbeat every ten

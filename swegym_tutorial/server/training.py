@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import peft
 import torch
 from transformers.pytorch_utils import Conv1D
 
@@ -70,6 +69,8 @@ class Trainer:
 
         Raises UserError where the architecture lacks the layers that are to be trained.
         """
+        import peft  # takes seconds, which a server that only samples doesn't need
+
         layers = []
         for kind in _KINDS:
             if getattr(spec, kind):
@@ -82,7 +83,7 @@ class Trainer:
         with torch.random.fork_rng(), warnings.catch_warnings():
             # An adapter on an output layer that shares the embedding's weights is meant; it is never merged here.
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
-            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             torch.manual_seed(seed)
             if self._peft is None:
                 self._peft = peft.get_peft_model(self._model, config, adapter_name=name).eval()
@@ -121,7 +122,9 @@ class Trainer:
                     given = self._loss_inputs(data)
                     total = token_losses(batch, values, given).sum()
                     if not torch.isfinite(total):
-                        raise UserError(_not_finite(batch))
+                        raise UserError(
+                            "the loss is not finite: the data's numbers are too large, or the weights have diverged"
+                        )
                     if batch.backward:
                         total.backward()
                     loss += float(total.detach())
@@ -248,12 +251,3 @@ class Trainer:
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._model.device)
-
-
-def _not_finite(batch: TrainBatch) -> str:
-    if batch.loss is LossName.CROSS_ENTROPY:
-        return "the loss is not finite: the weights have diverged, or the data's weights are too large"
-    return (
-        "the loss is not finite: logprobs lie so far below the policy's that their ratio overflows, "
-        "or the weights have diverged"
-    )
