@@ -1,7 +1,8 @@
 """Batched decoding of the requests for one version: they join while others are under way, and leave when done.
 
 A step reads one token of every row. The rows' cached keys and values are aligned at the right, behind padding, so
-a row joins or leaves by a pad or a selection. Knows nothing of how tokens are chosen, or of training.
+a row joins or leaves by a pad or a selection. Beginnings that were read before are not read again. Knows nothing of
+how tokens are chosen, or of training.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from .prefixes import NOTHING, Prefix, Prefixes
 from .records import Limits, SampledSequence, SampleJob, Samples, UserError
-from .sampling import Adapter, SamplingModel, choose, score
+from .sampling import BASE, Adapter, SamplingModel, choose, score
 
 MAX_ROWS = 64  # sequences decoded at once,
 MAX_TOKENS = 2**17  # and the tokens that their cache may hold
@@ -64,6 +66,8 @@ class Decoder:
         self._limits = limits
         self._eos = eos
         self._tokenizer = tokenizer
+        self._merged = BASE
+        self._prefixes = Prefixes()
         self._waiting: deque[_Request] = deque()
         self._rows: list[_Row] = []
         self._cache = DynamicCache()
@@ -92,7 +96,10 @@ class Decoder:
 
         Raises UserError where the version is gone or its outputs aren't finite; then `fail` must follow.
         """
-        self._model.activate(self._adapter())
+        adapter = self._adapter()
+        if adapter is not self._merged:
+            self._merged, self._prefixes = adapter, Prefixes()
+        self._model.activate(adapter)
         deadline = time.monotonic() + seconds
         while self.busy:
             while self._waiting and self._admit():
@@ -128,23 +135,16 @@ class Decoder:
         return room if job.max_tokens is None else min(room, job.max_tokens)
 
     def _prefill(self, requests: Sequence[_Request], scored: bool) -> None:
+        """Read prompts and add a row for each of their sequences; equal prompts are read once."""
         prompts = {request.job.prompt.tobytes(): request.job.prompt for request in requests}
-        places = {key: n for n, key in enumerate(prompts)}  # equal prompts are read once
+        places = {key: n for n, key in enumerate(prompts)}
+        reuse = self._model.full_attention and not scored
+        known = [self._prefixes.find(prompt) if reuse else NOTHING for prompt in prompts.values()]
+        cache, logits = self._read(list(prompts.values()), known, scored)
         sizes = np.array([prompt.size for prompt in prompts.values()])
-        width = int(sizes.max())
-        tokens = np.zeros((len(prompts), width), np.int64)
-        for row, prompt in enumerate(prompts.values()):
-            tokens[row, width - prompt.size :] = prompt
-        positions = np.arange(width)[None] - (width - sizes)[:, None]
-        tensor = self._model.tensor
-        cache = DynamicCache()
-        logits = self._model.forward(
-            tensor(tokens),
-            tensor((positions >= 0).astype(np.int64)),
-            tensor(positions.clip(0)),
-            cache,
-            0 if scored else 1,
-        )
+        if reuse:
+            for row, prompt in enumerate(prompts.values()):
+                self._prefixes.keep(prompt, _row_of(cache, row, prompt.size))
         chosen = []
         for request in requests:
             job = request.job
@@ -157,7 +157,40 @@ class Decoder:
                 random = np.random.default_rng(seed)
                 self._rows.append(_Row(request, number, self._limit(job), stops, random))
                 chosen.append(place)
+        tensor = self._model.tensor
         self._join(cache, tensor(sizes), logits[:, -1], tensor(np.array(chosen)))
+
+    def _read(
+        self, prompts: list[np.ndarray], known: list[Prefix], scored: bool
+    ) -> tuple[DynamicCache, torch.Tensor]:
+        """Return the prompts' cache, aligned at the right, and the logits of their last (scored: all) tokens."""
+        tensor = self._model.tensor
+        sizes = np.array([prompt.size for prompt in prompts])
+        old = np.array([prefix.size for prefix in known])
+        cache, before = _cache_of(known), int(old.max())
+        width = int((sizes - old).max())
+        tokens = np.zeros((len(prompts), width), np.int64)
+        for row, (prompt, prefix) in enumerate(zip(prompts, known, strict=True)):
+            tokens[row, width - (prompt.size - prefix.size) :] = prompt[prefix.size :]
+        positions = np.arange(width)[None] - (width - sizes)[:, None]
+        seen = np.concatenate(
+            [np.arange(before)[None] >= (before - old)[:, None], positions >= old[:, None]], axis=1
+        )
+        logits = self._model.forward(
+            tensor(tokens),
+            tensor(seen.astype(np.int64)),
+            tensor(positions.clip(0)),
+            cache,
+            0 if scored else 1,
+        )
+        if before:
+            # Close the gap of padding between what was known and what was read now.
+            order = tensor(np.argsort(seen, axis=1, kind="stable")[:, -int(sizes.max()) :])
+            rows = torch.arange(len(prompts), device=order.device)[:, None]
+            for layer in _layers(cache):
+                layer.keys = layer.keys[rows, :, order].transpose(1, 2)
+                layer.values = layer.values[rows, :, order].transpose(1, 2)
+        return cache, logits
 
     def _join(
         self, cache: DynamicCache, sizes: torch.Tensor, last: torch.Tensor, chosen: torch.Tensor
@@ -187,13 +220,15 @@ class Decoder:
             row.logprobs.append(logprob)
             stopped = token in row.stops or self._completes_text(row)
             if stopped or len(row.tokens) == row.limit:
-                finished.append((row, stopped))
+                finished.append((row, place, stopped))
             else:
                 keep.append(place)
         if finished:
+            for row, place, _ in finished:
+                self._remember(row, place)
             self._keep(keep)
             chosen = chosen[keep]
-        for row, stopped in finished:
+        for row, _, stopped in finished:
             _finish(row, stopped)
         if not self._rows:
             return
@@ -216,6 +251,12 @@ class Decoder:
         for layer in _layers(self._cache):
             layer.keys, layer.values = layer.keys[chosen, :, spare:], layer.values[chosen, :, spare:]
 
+    def _remember(self, row: _Row, place: int) -> None:
+        """Keep what a row has read, for the next turn that begins with it."""
+        if self._model.full_attention and not row.request.job.scores_prompt:
+            read = np.concatenate([row.request.job.prompt, row.tokens[:-1]]).astype(np.int64)
+            self._prefixes.keep(read, _row_of(self._cache, place, read.size))
+
     def _completes_text(self, row: _Row) -> bool:
         """Tell whether the row's last token completed one of its stop strings."""
         strings = row.request.job.stop_strings
@@ -230,6 +271,26 @@ class Decoder:
 def _layers(cache: DynamicCache) -> list[Any]:
     """A cache's layers, each with keys and values (rows, heads, tokens, size)."""
     return cache.layers
+
+
+def _cache_of(known: Sequence[Prefix]) -> DynamicCache:
+    """Return a cache with a row for each prefix, aligned at the right behind zeros; empty where all are."""
+    cache = DynamicCache()
+    width = max(prefix.size for prefix in known)
+    layers = max((prefix.layers for prefix in known), key=len)
+    for n, pair in enumerate(layers):
+        keys, values = (kind.new_zeros(len(known), kind.shape[0], width, kind.shape[2]) for kind in pair)
+        for row, prefix in enumerate(known):
+            if prefix.size:
+                keys[row, :, width - prefix.size :] = prefix.layers[n][0][:, : prefix.size]
+                values[row, :, width - prefix.size :] = prefix.layers[n][1][:, : prefix.size]
+        cache.update(keys, values, n)
+    return cache
+
+
+def _row_of(cache: DynamicCache, row: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the keys and values of a row's tokens, each (heads, tokens, size)."""
+    return [(layer.keys[row, :, -size:], layer.values[row, :, -size:]) for layer in _layers(cache)]
 
 
 def _widened(values: torch.Tensor, width: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from .decoding import Decoder
 from .models import Models, Version
 from .records import SampleJob, Samples, Trained, UserError
 
+KEPT_DECODERS = 4  # versions whose common beginnings are remembered while nobody samples from them
 SHORTEST_SLICE, LONGEST_SLICE = (
     0.1,
     1.0,
@@ -37,7 +38,8 @@ class Engine:
         self._models = models
         self._wake = threading.Condition()
         self._work: OrderedDict[str, deque[tuple[Work, Done]]] = OrderedDict()
-        self._decoders: OrderedDict[Version, Decoder] = OrderedDict()
+        self._decoders: OrderedDict[Version, Decoder] = OrderedDict()  # those with requests
+        self._idle: OrderedDict[Version, Decoder] = OrderedDict()
         self._slice = SHORTEST_SLICE
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -61,16 +63,15 @@ class Engine:
     def sample(self, version: Version, job: SampleJob, done: Done) -> None:
         with self._wake:
             if version not in self._decoders:
-                base = version.base
-                self._decoders[version] = Decoder(
-                    base.sampling,
-                    partial(self._models.adapter, version),
-                    base.limits,
-                    base.eos,
-                    lambda: base.tokenizer,
-                )
+                known = version in self._idle
+                self._decoders[version] = self._idle.pop(version) if known else self._decoder(version)
             self._decoders[version].add(job, done)
             self._wake.notify()
+
+    def _decoder(self, version: Version) -> Decoder:
+        base = version.base
+        adapter = partial(self._models.adapter, version)
+        return Decoder(base.sampling, adapter, base.limits, base.eos, lambda: base.tokenizer)
 
     def _loop(self) -> None:
         while True:
@@ -114,7 +115,9 @@ class Engine:
             if decoder.busy:
                 self._decoders.move_to_end(version)
             else:
-                del self._decoders[version]
+                self._idle[version] = self._decoders.pop(version)
+                if len(self._idle) > KEPT_DECODERS:
+                    self._idle.popitem(last=False)
 
 
 def _logged(error: Exception) -> Exception:

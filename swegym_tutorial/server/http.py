@@ -353,7 +353,7 @@ class _Api:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_PERIOD)
+            await asyncio.sleep(min(SWEEP_PERIOD, self._sessions.patience))
             for session, models in self._sessions.end_silent():
                 self._futures.drop(session.id)
                 for model in models:

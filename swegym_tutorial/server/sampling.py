@@ -45,10 +45,10 @@ class SamplingModel:
         taken = inspect.signature(model.forward).parameters
         if missing := {"position_ids", "attention_mask", "logits_to_keep"} - set(taken):
             raise RuntimeError(f"{type(model).__name__} does not take {', '.join(sorted(missing))}")
-        if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=model.config).layers):
-            raise RuntimeError(
-                f"{type(model).__name__} has layers other than attention, which isn't supported"
-            )
+        layers = DynamicCache(config=model.config).layers
+        if not all(isinstance(layer, DynamicLayer) for layer in layers):
+            raise RuntimeError(f"{type(model).__name__} has layers other than attention: not supported")
+        self.full_attention = all(type(layer) is DynamicLayer for layer in layers)  # no sliding windows
         self._cache_name = (
             "cache" if "cache" in taken else "past_key_values"
         )  # by the release of transformers

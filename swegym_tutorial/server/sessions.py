@@ -46,7 +46,7 @@ class Sessions:
     """Look-ups raise UserError (404) for what isn't there, and say why that may be."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
+        self.patience = patience
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, SamplerEntry] = {}
@@ -88,7 +88,7 @@ class Sessions:
         """End the sessions that haven't been heard of, and return them with the models to release."""
         now = time.monotonic()
         ended = []
-        for session in [s for s in self._sessions.values() if now - s.heard > self._patience]:
+        for session in [s for s in self._sessions.values() if now - s.heard > self.patience]:
             del self._sessions[session.id]
             models = [model for model in self._models.values() if model.session == session.id]
             self._models = {id: m for id, m in self._models.items() if m.session != session.id}
@@ -99,5 +99,5 @@ class Sessions:
     def _why(self) -> str:
         return (
             "the server was started again since, or the session ended after "
-            f"{self._patience:.0f} s without a heartbeat"
+            f"{self.patience:.0f} s without a heartbeat"
         )

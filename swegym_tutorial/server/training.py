@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from .losses import LossInputs, clipped_tokens, token_losses
 from .records import ALPHA, AdamStep, Datum, LoraSpec, LossName, TrainBatch, Trained, UserError
 
-MICRO_BATCH_TOKENS = 8192  # padded tokens that go through the model at once,
+MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}  # padded tokens that go through the model at once,
 MICRO_BATCH_LOGITS = 2**27  # and the logits that they may make
 _KINDS = ("train_attn", "train_mlp", "train_unembed")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -212,7 +212,8 @@ class Trainer:
 
     def _micro_batches(self, data: Sequence[Datum]) -> Iterator[list[int]]:
         """Yield the data's numbers, sorted by length so that little of a micro-batch is padding."""
-        limit = max(1, min(MICRO_BATCH_TOKENS, MICRO_BATCH_LOGITS // self._vocab))
+        tokens = MICRO_BATCH_TOKENS[self._model.device.type]
+        limit = max(1, min(tokens, MICRO_BATCH_LOGITS // self._vocab))
         chosen: list[int] = []
         for n in sorted(range(len(data)), key=lambda n: data[n].tokens.size, reverse=True):
             if chosen and (len(chosen) + 1) * data[chosen[0]].tokens.size > limit:

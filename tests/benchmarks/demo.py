@@ -24,14 +24,20 @@ def measure(seed: int, folder: Path) -> tuple[str, bool]:
     """Run one seed; returns its row of the table, and whether every bound held."""
     began = time.monotonic()
     command = [sys.executable, "-m", "swegym_tutorial.cli", "train", "--preset", "laptop", "--evaluate"]
-    subprocess.run([*command, "--seed", str(seed), "--output", str(folder)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, "--seed", str(seed), "--output", str(folder)], check=True, stdout=subprocess.DEVNULL
+    )
     whole = time.monotonic() - began
     summary = summarise(folder)
     steps = summary.steps["train-job0"]
     first, last = steps[0].reward_mean, sum(s.reward_mean for s in steps[-5:]) / 5
-    before, after = (next(e for e in summary.evaluations if e.label == label) for label in ("before", "after"))
+    before, after = (
+        next(e for e in summary.evaluations if e.label == label) for label in ("before", "after")
+    )
     training = steps[-1].time - (summary.training_started or 0.0)
-    fates = " / ".join(str(sum(s.groups[fate] for s in steps)) for fate in ("kept", "uniform", "stale", "failed"))
+    fates = " / ".join(
+        str(sum(s.groups[fate] for s in steps)) for fate in ("kept", "uniform", "stale", "failed")
+    )
     row = (
         f"| {seed} | {first:.3f} | {last:.3f} | {before.rate:.3f} ({before.resolved}/{before.attempts}) "
         f"| {after.rate:.3f} ({after.resolved}/{after.attempts}) | {training:.0f} | {whole:.0f} | {fates} |"
@@ -41,9 +47,13 @@ def measure(seed: int, folder: Path) -> tuple[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 11, 12, 13])
-    parser.add_argument("--output", type=Path, default=Path("runs") / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs") / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     args = parser.parse_args()
     print(HEADER, "|---" * 8 + "|", sep="\n", flush=True)
     good = True

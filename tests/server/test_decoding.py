@@ -255,3 +255,53 @@ def test_outputs_that_are_not_finite_fail_the_request(base: BaseModel) -> None:
         decoder.work(1)
     decoder.fail(raised.value)
     assert answers == [raised.value] and not decoder.busy
+
+
+def test_turns_that_go_on_from_earlier_ones_are_answered_as_if_they_were_new(base: BaseModel) -> None:
+    """Whatever of a prompt was read before, alone or beside others, with and without a known beginning."""
+    decoder = decoder_of(base)
+    prompts = [
+        prompt_of(9),
+        prompt_of(9),
+        prompt_of(14, 1),
+        np.concatenate([prompt_of(9)[:5], prompt_of(6, 2)]),
+    ]
+    for turn in range(4):
+        jobs = [
+            SampleJob(prompt, 4 + n, seed=10 * turn + n, stop_tokens=NO_STOP, num_samples=1 + n % 2)
+            for n, prompt in enumerate(prompts)
+        ]
+        answers: dict[int, Samples | Exception] = {}
+        for n, job in enumerate(jobs):
+            decoder.add(job, lambda answer, n=n, answers=answers: answers.__setitem__(n, answer))
+        while decoder.busy:
+            decoder.work(10)
+        for n, job in enumerate(jobs):
+            (alone,) = run(base, job)  # by a decoder that knows nothing
+            got = answers[n]
+            assert isinstance(got, Samples)
+            for one, other in zip(got.sequences, alone.sequences, strict=True):
+                assert np.array_equal(one.tokens, other.tokens)
+                assert np.abs(one.logprobs - other.logprobs).max() < 1e-4
+            prompts[n] = np.concatenate([job.prompt, got.sequences[-1].tokens, prompt_of(3, turn)]).astype(
+                np.int64
+            )
+
+
+def test_another_adapter_under_the_same_name_forgets_what_was_read(base: BaseModel) -> None:
+    layer = "model.layers.0.self_attn.k_proj"
+    weight = base.sampling.model.get_submodule(layer).weight
+    torch.manual_seed(0)
+    layers = {layer: (torch.randn(2, weight.shape[1]), torch.randn(weight.shape[0], 2))}
+    adapters = [BASE, Adapter("", 0.3, layers)]
+    current = [BASE]
+    decoder = Decoder(base.sampling, lambda: current[0], base.limits, base.eos, lambda: base.tokenizer)
+    for adapter in adapters:
+        current[0] = adapter
+        answers: list[Samples | Exception] = []
+        decoder.add(SampleJob(prompt_of(9), 5, seed=1, stop_tokens=NO_STOP), answers.append)
+        while decoder.busy:
+            decoder.work(1)
+        (alone,) = run(base, SampleJob(prompt_of(9), 5, seed=1, stop_tokens=NO_STOP), adapter=adapter)
+        assert isinstance(answers[0], Samples)
+        assert np.abs(answers[0].sequences[0].logprobs - alone.sequences[0].logprobs).max() < 1e-4

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from swegym_tutorial.server import training
 from swegym_tutorial.server.models import BaseModel
 from swegym_tutorial.server.records import ALPHA, AdamStep, Datum, LoraSpec, LossName, TrainBatch, UserError
 from swegym_tutorial.server.training import Trainer, trainable_layers
@@ -163,7 +164,7 @@ def test_gradients_add_up_until_the_step(base: BaseModel) -> None:
 def test_a_batch_that_fails_leaves_the_gradient_as_it_was(
     base: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swegym_tutorial.server.training.MICRO_BATCH_TOKENS", 1)  # a datum a time
+    monkeypatch.setitem(training.MICRO_BATCH_TOKENS, "cpu", 1)  # a datum a time
     data = make_data()
     trainer = with_adapter(base)
     trainer.run("a", TrainBatch(data, LossName.IMPORTANCE_SAMPLING))
