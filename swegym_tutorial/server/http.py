@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from . import wire
+from .connections import Connections
 from .engine import Engine, Outcome, Work
 from .futures import Futures
 from .models import Models, Version
@@ -35,24 +36,23 @@ from .wire import Fields
 POLL_PATIENCE = 20.0  # seconds that retrieve_future waits; the SDK gives up a call after 45
 SWEEP_PERIOD = 5.0  # seconds between looks for sessions that ended
 PROTOBUF = "application/x-protobuf"
-# Chunks of one call come in order, so that a gradient is summed the same way every time.
-CLIENT_CONFIG = {"parallel_fwdbwd_chunks": False}
 
 
 def make_app(models: Models, engine: Engine, key: str, patience: float) -> ASGIApp:
     """Return the ASGI app. key: what clients must send as X-API-Key. patience: sessions end after this silence."""
-    api = _Api(models, engine, Sessions(patience), Futures())
+    sessions = Sessions(patience)
+    api, connections = _Api(models, engine, sessions, Futures()), Connections(models, sessions)
     posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "asample": api.asample,
         "retrieve_future": api.retrieve_future,
         "forward_backward": api.forward_backward,
         "forward": api.forward,
         "optim_step": api.optim_step,
-        "session_heartbeat": api.session_heartbeat,
-        "telemetry": api.telemetry,
-        "client/config": api.client_config,
-        "client/dynamic_config": api.client_dynamic_config,
-        "create_session": api.create_session,
+        "session_heartbeat": connections.session_heartbeat,
+        "telemetry": connections.telemetry,
+        "client/config": connections.client_config,
+        "client/dynamic_config": connections.client_dynamic_config,
+        "create_session": connections.create_session,
         "create_model": api.create_model,
         "unload_model": api.unload_model,
         "get_info": api.get_info,
@@ -64,9 +64,9 @@ def make_app(models: Models, engine: Engine, key: str, patience: float) -> ASGIA
     }
     routes = [Route(f"/api/v1/{path}", handler, methods=["POST"]) for path, handler in posts.items()]
     routes += [
-        Route("/api/v1/get_server_capabilities", api.get_server_capabilities, methods=["GET"]),
+        Route("/api/v1/get_server_capabilities", connections.get_server_capabilities, methods=["GET"]),
         Route("/api/v1/samplers/{id}", api.get_sampler, methods=["GET"]),
-        Route("/api/v1/healthz", api.healthz, methods=["GET"]),
+        Route("/api/v1/healthz", connections.healthz, methods=["GET"]),
     ]
     app = Starlette(
         routes=routes,
@@ -90,44 +90,6 @@ class _Api:
         sweeper = asyncio.create_task(self._sweep())
         yield
         sweeper.cancel()
-
-    # -- sessions ----------------------------------------------------------------------------------------
-
-    async def healthz(self, request: Request) -> Response:
-        return reply({"status": "ok"})
-
-    async def client_config(self, request: Request) -> Response:
-        return reply(CLIENT_CONFIG)
-
-    async def client_dynamic_config(self, request: Request) -> Response:
-        return reply({})
-
-    async def get_server_capabilities(self, request: Request) -> Response:
-        models = [
-            {
-                "model_name": name,
-                "max_context_length": base.limits.context,
-                "trainable": True,
-                "sampleable": True,
-            }
-            for name, base in self._models.bases.items()
-        ]
-        return reply({"supported_models": models})
-
-    async def create_session(self, request: Request) -> Response:
-        return reply({"type": "create_session", "session_id": self._sessions.open().id})
-
-    async def session_heartbeat(self, request: Request) -> Response:
-        fields = await read_fields(request)
-        try:
-            self._sessions.hear(fields.text("session_id"))
-        except UserError as error:
-            raise UserError(str(error), 410) from error
-        return reply({"type": "session_heartbeat"})
-
-    async def telemetry(self, request: Request) -> Response:
-        await read_body(request)
-        return reply({"status": "accepted"})
 
     # -- training ----------------------------------------------------------------------------------------
 
@@ -214,6 +176,9 @@ class _Api:
         model = self._sessions.model(fields.text("model_id"))
         if fields.has("kind") and fields.text("kind") != "snapshot":
             raise UserError(f"this server has snapshots only, not {fields.text('kind')!r}")
+        seq_id = fields.integer("seq_id")
+        if known := self._futures.known((model.id, seq_id)):
+            return reply({"request_id": known})
         named = fields.has("path")
         id = uuid.uuid4().hex
         address = (
@@ -227,7 +192,7 @@ class _Api:
         if not named:
             version = Version(self._models.base(model.base), address)
             self._sessions.add_sampler(SamplerEntry(id, model.session, model.base, version))
-        return self._do(model, fields.integer("seq_id"), _answering(answer, save, model.id, address))
+        return self._do(model, seq_id, _answering(answer, save, model.id, address))
 
     async def load_weights(self, request: Request) -> Response:
         """Into a model that is there; or, told a session instead, into a new one of the checkpoint's shape."""

@@ -63,7 +63,8 @@ def serve(
     key = api_key or os.environ.get("TINKER_API_KEY") or f"tml-{secrets.token_urlsafe(24)}"
     if not key.startswith("tml-"):
         raise RuntimeError("the API key must begin with tml-: the tinker SDK takes no other")
-    listener = socket.create_server((host, port))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
     loaded = Models(models, Store(Path(state_dir)), threads or min(2, os.cpu_count() or 1))
     engine = Engine(loaded)
     engine.start()

@@ -83,6 +83,7 @@ class Trainer:
         with torch.random.fork_rng(), warnings.catch_warnings():
             # An adapter on an output layer that shares the embedding's weights is meant; it is never merged here.
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             torch.manual_seed(seed)
             if self._peft is None:

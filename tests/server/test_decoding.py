@@ -221,16 +221,16 @@ def test_the_context_bounds_a_sample(base: BaseModel) -> None:
 def test_a_version_is_sampled_from_as_it_was_trained(folders: dict[str, Path], name: str) -> None:
     """In every architecture, with an adapter on every kind of layer, also on an output layer that is tied."""
     base = BaseModel(folders[name], threads=1)
-    base.trainer.create("a", LoraSpec(4))
+    base.trainer.create("f", LoraSpec(4))
     prompt = prompt_of(12)
     datum = Datum(prompt[:-1], prompt[1:])
     (before,) = run(base, SampleJob(prompt, 1, prompt_logprobs=True))
     embedding = base.sampling.model.get_input_embeddings().weight.clone()
     for _ in range(3):
-        base.trainer.run("a", TrainBatch([datum], LossName.CROSS_ENTROPY))
-        base.trainer.step("a", AdamStep(0.02))
-    trained = base.trainer.run("a", TrainBatch([datum], LossName.CROSS_ENTROPY, backward=False)).logprobs[0]
-    weights = base.trainer.weights("a")
+        base.trainer.run("f", TrainBatch([datum], LossName.CROSS_ENTROPY))
+        base.trainer.step("f", AdamStep(0.02))
+    trained = base.trainer.run("f", TrainBatch([datum], LossName.CROSS_ENTROPY, backward=False)).logprobs[0]
+    weights = base.trainer.weights("f")
     layers = {key[:-2]: (weights[key], weights[f"{key[:-2]}.B"]) for key in weights if key.endswith(".A")}
     adapter = Adapter("a", ALPHA / 4, layers)
     (answer,) = run(base, SampleJob(prompt, 1, prompt_logprobs=True), adapter=adapter)

@@ -20,6 +20,8 @@ import swegym_tutorial
 from swegym_tutorial.server import main as server_main
 from swegym_tutorial.server.process import LocalServer
 
+pytestmark = pytest.mark.slow  # each starts a server of its own
+
 PACKAGE = Path(swegym_tutorial.__file__).parent.parent
 
 

@@ -34,7 +34,7 @@ def make_data(sizes: tuple[int, ...] = (7, 12, 3), seed: int = 0) -> list[Datum]
     ]
 
 
-def with_adapter(base: BaseModel, spec: LoraSpec = SPEC, name: str = "a") -> Trainer:
+def with_adapter(base: BaseModel, spec: LoraSpec = SPEC, name: str = "f") -> Trainer:
     """A trainer whose adapter's B isn't zero, so that both A and B have a gradient."""
     base.trainer.create(name, spec)
     weights = base.trainer.weights(name)
@@ -65,8 +65,8 @@ def plain_logprobs(
 def test_log_probabilities_are_those_of_transformers(base: BaseModel) -> None:
     data = make_data()
     trainer = with_adapter(base)
-    answer = trainer.run("a", TrainBatch(data, LossName.CROSS_ENTROPY, backward=False))
-    expected = plain_logprobs(base.folder, trainer.weights("a"), 4, data)
+    answer = trainer.run("f", TrainBatch(data, LossName.CROSS_ENTROPY, backward=False))
+    expected = plain_logprobs(base.folder, trainer.weights("f"), 4, data)
     for got, wanted in zip(answer.logprobs, expected, strict=True):
         assert np.abs(got - wanted.detach().numpy()).max() < 1e-4
     assert answer.metrics["loss:sum"] == pytest.approx(
@@ -106,13 +106,13 @@ def test_gradients_are_those_of_autograd(
 ) -> None:
     data = make_data()
     trainer = with_adapter(base)
-    answer = trainer.run("a", TrainBatch(data, loss, clip_low=0.9, clip_high=1.5))
-    weights = {key: value.requires_grad_() for key, value in trainer.weights("a").items()}
+    answer = trainer.run("f", TrainBatch(data, loss, clip_low=0.9, clip_high=1.5))
+    weights = {key: value.requires_grad_() for key, value in trainer.weights("f").items()}
     logprobs = plain_logprobs(base.folder, weights, 4, data)
     total = sum(formula(lp, datum) for lp, datum in zip(logprobs, data, strict=True))
     total.backward()
     assert answer.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-4)
-    for key, parameter in trainer._clients["a"].parameters.items():
+    for key, parameter in trainer._clients["f"].parameters.items():
         assert torch.allclose(parameter.grad, weights[key].grad, rtol=1e-3, atol=1e-4), key
         assert parameter.grad.abs().max() > 1e-3
 
@@ -131,15 +131,15 @@ def test_gradients_are_those_of_autograd(
 def test_ppo_clips_at_both_ends(base: BaseModel, ratio: float, advantage: float, flows: bool) -> None:
     trainer = with_adapter(base)
     (datum,) = make_data((6,))
-    now = trainer.run("a", TrainBatch([datum], LossName.CROSS_ENTROPY, backward=False)).logprobs[0]
+    now = trainer.run("f", TrainBatch([datum], LossName.CROSS_ENTROPY, backward=False)).logprobs[0]
     sampled = Datum(
         datum.tokens,
         datum.targets,
         logprobs=(now - np.log(ratio)).astype(np.float32),
         advantages=np.full(6, advantage, np.float32),
     )
-    answer = trainer.run("a", TrainBatch([sampled], LossName.PPO, clip_low=0.8, clip_high=1.28))
-    assert (trainer.step("a", AdamStep())["grad_norm"] > 1e-3) == flows
+    answer = trainer.run("f", TrainBatch([sampled], LossName.PPO, clip_low=0.8, clip_high=1.28))
+    assert (trainer.step("f", AdamStep())["grad_norm"] > 1e-3) == flows
     assert answer.metrics["clipped_tokens:sum"] == (0 if flows else 6)
     bounded = min(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
     assert answer.metrics["loss:sum"] == pytest.approx(-6 * bounded, rel=1e-4)
@@ -148,17 +148,17 @@ def test_ppo_clips_at_both_ends(base: BaseModel, ratio: float, advantage: float,
 def test_gradients_add_up_until_the_step(base: BaseModel) -> None:
     data = make_data()
     trainer = with_adapter(base)
-    trainer.run("a", TrainBatch(data, LossName.CROSS_ENTROPY))
-    whole = [p.grad.clone() for p in trainer._clients["a"].parameters.values()]
-    trainer.load("a", trainer.weights("a"), None)  # drops the gradient
+    trainer.run("f", TrainBatch(data, LossName.CROSS_ENTROPY))
+    whole = [p.grad.clone() for p in trainer._clients["f"].parameters.values()]
+    trainer.load("f", trainer.weights("f"), None)  # drops the gradient
     for part in (data[:1], data[1:]):
-        trainer.run("a", TrainBatch(part, LossName.CROSS_ENTROPY))
-        trainer.run("a", TrainBatch(part, LossName.CROSS_ENTROPY, backward=False))
-    parts = [p.grad for p in trainer._clients["a"].parameters.values()]
+        trainer.run("f", TrainBatch(part, LossName.CROSS_ENTROPY))
+        trainer.run("f", TrainBatch(part, LossName.CROSS_ENTROPY, backward=False))
+    parts = [p.grad for p in trainer._clients["f"].parameters.values()]
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(whole, parts, strict=True))
-    trainer.step("a", AdamStep())
+    trainer.step("f", AdamStep())
     with pytest.raises(UserError, match="forward_backward first"):
-        trainer.step("a", AdamStep())
+        trainer.step("f", AdamStep())
 
 
 def test_a_batch_that_fails_leaves_the_gradient_as_it_was(
@@ -167,40 +167,40 @@ def test_a_batch_that_fails_leaves_the_gradient_as_it_was(
     monkeypatch.setitem(training.MICRO_BATCH_TOKENS, "cpu", 1)  # a datum a time
     data = make_data()
     trainer = with_adapter(base)
-    trainer.run("a", TrainBatch(data, LossName.IMPORTANCE_SAMPLING))
-    before = [p.grad.clone() for p in trainer._clients["a"].parameters.values()]
+    trainer.run("f", TrainBatch(data, LossName.IMPORTANCE_SAMPLING))
+    before = [p.grad.clone() for p in trainer._clients["f"].parameters.values()]
     far = Datum(*data[2].__dict__.values())
     far.logprobs[:] = -200
     with pytest.raises(UserError, match="ratio is not finite"):
-        trainer.run("a", TrainBatch([data[0], data[1], far], LossName.IMPORTANCE_SAMPLING))
-    after = [p.grad for p in trainer._clients["a"].parameters.values()]
+        trainer.run("f", TrainBatch([data[0], data[1], far], LossName.IMPORTANCE_SAMPLING))
+    after = [p.grad for p in trainer._clients["f"].parameters.values()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_a_step_is_adamw_after_clipping(base: BaseModel) -> None:
     trainer = with_adapter(base)
-    trainer.run("a", TrainBatch(make_data(), LossName.CROSS_ENTROPY))
-    expected = [torch.nn.Parameter(p.detach().clone()) for p in trainer._clients["a"].parameters.values()]
-    grads = [p.grad.clone() for p in trainer._clients["a"].parameters.values()]
+    trainer.run("f", TrainBatch(make_data(), LossName.CROSS_ENTROPY))
+    expected = [torch.nn.Parameter(p.detach().clone()) for p in trainer._clients["f"].parameters.values()]
+    grads = [p.grad.clone() for p in trainer._clients["f"].parameters.values()]
     norm = float(torch.stack([g.norm() for g in grads]).norm())
     optimizer = torch.optim.AdamW(expected, lr=0.01, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     for parameter, grad in zip(expected, grads, strict=True):
         parameter.grad = grad * 0.5 / norm
     optimizer.step()
-    told = trainer.step("a", AdamStep(0.01, 0.8, 0.9, 1e-6, 0.1, grad_clip_norm=0.5))
+    told = trainer.step("f", AdamStep(0.01, 0.8, 0.9, 1e-6, 0.1, grad_clip_norm=0.5))
     assert told["grad_norm"] == pytest.approx(norm, rel=1e-4) and told["learning_rate"] == 0.01
-    for wanted, got in zip(expected, trainer.weights("a").values(), strict=True):
+    for wanted, got in zip(expected, trainer.weights("f").values(), strict=True):
         assert torch.allclose(wanted, got, atol=1e-5)
 
 
 def test_seeds_decide_the_start_and_nothing_else(base: BaseModel) -> None:
     state = torch.random.get_rng_state()
-    for name, seed in (("a", 1), ("b", 1), ("c", 2), ("d", None), ("e", None)):
+    for name, seed in (("f", 1), ("b", 1), ("c", 2), ("d", None), ("e", None)):
         base.trainer.create(name, LoraSpec(4, seed=seed))
     assert torch.equal(state, torch.random.get_rng_state())
-    first = {name: next(iter(base.trainer.weights(name).values())) for name in "abcde"}
-    assert torch.equal(first["a"], first["b"])
-    for one, other in ("ac", "ad", "de"):
+    first = {name: next(iter(base.trainer.weights(name).values())) for name in "fbcde"}
+    assert torch.equal(first["f"], first["b"])
+    for one, other in ("fc", "fd", "de"):
         assert not torch.allclose(first[one], first[other])
 
 
@@ -208,38 +208,38 @@ def test_a_fresh_adapter_changes_nothing_and_adapters_keep_apart(base: BaseModel
     data = make_data()
     batch = TrainBatch(data, LossName.CROSS_ENTROPY, backward=False)
     expected = plain_logprobs(base.folder, {}, 1, data)
-    for name in ("a", "b"):
+    for name in ("f", "b"):
         base.trainer.create(name, SPEC)
         got = base.trainer.run(name, batch).logprobs
         assert all(np.abs(g - e.detach().numpy()).max() < 1e-4 for g, e in zip(got, expected, strict=True))
     untouched = base.trainer.run("b", batch).logprobs
-    base.trainer.run("a", TrainBatch(data, LossName.CROSS_ENTROPY))
-    base.trainer.step("a", AdamStep(0.1))
-    assert np.abs(base.trainer.run("a", batch).logprobs[0] - expected[0].detach().numpy()).max() > 0.1
+    base.trainer.run("f", TrainBatch(data, LossName.CROSS_ENTROPY))
+    base.trainer.step("f", AdamStep(0.1))
+    assert np.abs(base.trainer.run("f", batch).logprobs[0] - expected[0].detach().numpy()).max() > 0.1
     assert all(
         np.array_equal(a, b) for a, b in zip(untouched, base.trainer.run("b", batch).logprobs, strict=True)
     )
     with pytest.raises(UserError, match="without a gradient"):
         base.trainer.step("b", AdamStep())
-    base.trainer.delete("a")
-    base.trainer.create("a", SPEC)
-    again = base.trainer.run("a", batch).logprobs
+    base.trainer.delete("f")
+    base.trainer.create("f", SPEC)
+    again = base.trainer.run("f", batch).logprobs
     assert all(np.abs(g - e.detach().numpy()).max() < 1e-4 for g, e in zip(again, expected, strict=True))
 
 
 def test_a_loaded_state_continues_as_the_saved_one(base: BaseModel) -> None:
     batch = TrainBatch(make_data(), LossName.CROSS_ENTROPY)
     trainer = with_adapter(base)
-    trainer.run("a", batch)
-    trainer.step("a", AdamStep(0.01))
-    weights, optimizer = trainer.weights("a"), trainer.optimizer_state("a")
-    trainer.run("a", batch)
-    trainer.step("a", AdamStep(0.01))
+    trainer.run("f", batch)
+    trainer.step("f", AdamStep(0.01))
+    weights, optimizer = trainer.weights("f"), trainer.optimizer_state("f")
+    trainer.run("f", batch)
+    trainer.step("f", AdamStep(0.01))
     trainer.create("b", SPEC)
     trainer.load("b", weights, optimizer)
     trainer.run("b", batch)
     trainer.step("b", AdamStep(0.01))
-    expected = trainer.weights("a")
+    expected = trainer.weights("f")
     assert all(torch.equal(value, expected[key]) for key, value in trainer.weights("b").items())
     trainer.load("b", weights, None)
     trainer.run("b", batch)
@@ -267,4 +267,4 @@ def test_what_cannot_be_trained_is_refused(folders: dict[str, Path]) -> None:
     trainer = Trainer(model)
     trainer._layers["train_mlp"] = []  # as in an architecture whose layers have other names
     with pytest.raises(UserError, match="train_mlp: Qwen3ForCausalLM has no layers"):
-        trainer.create("a", LoraSpec(4))
+        trainer.create("f", LoraSpec(4))
