@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,25 @@ SMALL = {"steps": 2, "groups_per_batch": 4, "max_groups_per_batch": 4, "evaluati
 
 def events(folder: Path, *names: str) -> list[dict]:
     return [e for e in EventReader(folder).read() if e["event"] in names]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def children_before() -> Iterator[None]:
+    """Children of these tests' own process, which fixtures of other tests may have started."""
+    _BEFORE.update(family(os.getpid()))
+    yield
+    _BEFORE.clear()
+
+
+_BEFORE: set[psutil.Process] = set()
+
+
+def new_children() -> list[psutil.Process]:
+    return [p for p in family(os.getpid()) if p not in _BEFORE and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +76,7 @@ def test_a_run_leaves_every_file_and_nothing_else(whole):
     assert [step["step"] for step in steps] == [0, 1]
     checkpoint = json.loads((whole / "train-job0-checkpoint.json").read_text())
     assert checkpoint["step"] == 1 and checkpoint["checkpoint"].startswith("tinker://")
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert new_children() == []
 
 
 @pytest.mark.slow
@@ -166,7 +186,7 @@ def test_an_error_is_raised_by_wait_and_nothing_is_left(tmp_path):
     with pytest.raises(PolicyError, match="rank"):
         run.wait()
     assert summarise(tmp_path / "run").status == "failed"
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert new_children() == []
 
 
 @pytest.mark.slow
@@ -180,7 +200,7 @@ def test_stop_gives_control_back_and_ends_everything(tmp_path):
     assert run.join(10)
     run.wait()
     assert summarise(run.folder.path).status == "stopped"
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert new_children() == []
     time.sleep(1)
     ours = ("train-job", "training-run", "evaluation", "policy-call")
     assert not [t.name for t in threading.enumerate() if t.name.startswith(ours)]
@@ -206,10 +226,6 @@ def wait_for(folder: Path, event: str, timeout: float = 90, **fields: str) -> No
             return
         time.sleep(0.05)
     raise AssertionError(f"no {event} {fields} in {timeout} s")
-
-
-def family(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
 
 
 def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
