@@ -62,8 +62,13 @@ class AttemptRunner:
         self._config = config
         self._stop = stop
 
-    def rollout(self, task: Task, sampler: Sampler, identity: Identity) -> Rollout | None:
-        """Return the attempt, or None where infrastructure faults took it. Raises Stopped."""
+    def rollout(
+        self, task: Task, sampler: Sampler, identity: Identity, over: threading.Event | None = None
+    ) -> Rollout | None:
+        """Return the attempt, or None where infrastructure faults took it.
+
+        over: nobody waits for it any more; like a stopped run it ends the attempt after the turn, with Stopped.
+        """
         key = asdict(identity)
         self._folder.log("rollout_start", **key)
         seed = sampling_seed(self._config.seed, identity)
@@ -74,6 +79,8 @@ class AttemptRunner:
             )
             for result in turn.results:
                 self._folder.log("tool", **key, exit_code=result.exit_code, seconds=round(result.seconds, 4))
+            if self._stop.is_set() or (over is not None and over.is_set()):
+                raise Stopped
 
         rollout = self._with_retries(
             lambda: generate_rollout(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import time
@@ -47,12 +48,15 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
     from .run import RunError, TrainingRun
-    from .terminal import evaluation_lines, fault_lines, reward_line, watch
+    from .terminal import evaluation_lines, fault_lines, reward_line, summarise, watch
 
+    if args.resume and (args.output is None or not (args.output / "config.json").is_file()):
+        parser.error("--resume goes on with a run: name its folder with --output")
     config = _config(args, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        run = TrainingRun(config, output, evaluate=args.evaluate, resume=args.resume)
+        evaluated = args.resume and any(e.label == "before" for e in summarise(output).evaluations)
+        run = TrainingRun(config, output, evaluate=args.evaluate or evaluated, resume=args.resume)
     except RunError as error:
         parser.error(str(error))
     console = Console()
@@ -82,16 +86,27 @@ def _stop(run: Any) -> int:
         run.join(20)
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
-    print(f"stopped; go on with: swegym-tutorial train --resume --output {run.folder.path}", file=sys.stderr)
+    if run.folder.checkpoint(0).exists():
+        command = f"swegym-tutorial train --resume --output {shlex.quote(str(run.folder.path))}"
+        print(f"stopped; go on with: {command}", file=sys.stderr)
+    else:
+        print("stopped before the first checkpoint", file=sys.stderr)
     return INTERRUPTED
 
 
 def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> TrainingConfig:
-    preset = args.preset or ("spindle" if os.environ.get("TINKER_BASE_URL") else "laptop")
+    from .run import RunError, saved_config
+
     named = "clients steps groups_per_batch hours seed tasks sandbox base_model tokenizer"
     changes = {name: getattr(args, name) for name in named.split() if getattr(args, name) is not None}
     try:
-        config = TrainingConfig.spindle() if preset == "spindle" else TrainingConfig.laptop()
+        if args.resume:
+            config = saved_config(args.output)
+            if args.preset not in (None, config.preset):
+                parser.error(f"{args.output} is a run of the {config.preset} preset")
+        else:
+            preset = args.preset or ("spindle" if os.environ.get("TINKER_BASE_URL") else "laptop")
+            config = TrainingConfig.spindle() if preset == "spindle" else TrainingConfig.laptop()
         if "groups_per_batch" in changes:
             groups = changes["groups_per_batch"]
             changes["inflight_groups"] = max(1, min(config.inflight_groups, groups))
@@ -99,7 +114,7 @@ def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Traini
             if config.max_groups_per_batch is not None:
                 changes["max_groups_per_batch"] = groups
         return TrainingConfig(**{**config.to_json(), **changes}).with_settings(args.set or [])
-    except ValueError as error:
+    except (ValueError, RunError) as error:
         parser.error(str(error))
 
 
@@ -169,8 +184,9 @@ def _evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for task, rewards in sorted(result.rewards.items()):
         print(f"{task:44} {sum(rewards):.0f} of {len(rewards)}")
     line = f"{result.split}: {result.rate:.3f} ({result.resolved} of {result.attempts} attempts resolved)"
-    ks = [k for k in (1, 2, 4, 8, 16) if k <= args.attempts]
-    print(line + "; " + ", ".join(f"pass@{k} {result.pass_at(k):.3f}" for k in ks))
+    most = max(map(len, result.rewards.values()), default=0)
+    ks = [k for k in (1, 2, 4, 8, 16) if k <= most]
+    print(line, *(f"pass@{k} {result.pass_at(k):.3f}" for k in ks), sep="; ")
     if result.lost:
         print(f"{result.lost} attempts lost to infrastructure faults, and left out")
     return DONE
@@ -243,6 +259,8 @@ def _serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"{model} is no model folder: it has no config.json")
     from .server import serve
 
+    if not 0 <= args.port < 65_536:
+        parser.error(f"a port lies between 0 and 65535, not {args.port}")
     names = args.name or [TrainingConfig.laptop().base_model]
     serve(dict.fromkeys(names, model), port=args.port, state_dir=args.state, api_key=args.api_key)
     return DONE

@@ -7,6 +7,7 @@ Knows nothing of the rest of the package. The names are those of the published r
 from __future__ import annotations
 
 import json
+import math
 import typing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -104,10 +105,23 @@ class TrainingConfig:
             "max_fruitless_groups",
             "evaluation_attempts",
             "grad_clip_norm",
+            "clip_low",
+            "adam_eps",
         ]
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{item.name} must be a finite number, not {value}")
+        if self.preset not in ("laptop", "spindle"):
+            raise ValueError(f"preset is laptop or spindle, not {self.preset!r}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must lie between 0 and {2**31 - 1}, not {self.seed}")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
         for name in ("kl_coef", "temperature", "warmup_steps", "attempt_retries"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

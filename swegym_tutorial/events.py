@@ -15,6 +15,7 @@ Knows nothing of how the records come about.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import math
@@ -55,6 +56,10 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+class FolderInUse(RuntimeError):
+    """Two processes would write to one run folder."""
+
+
 class RunFolder:
     """Names of what lies in a run folder, and the writing of it. Safe for many threads."""
 
@@ -68,22 +73,31 @@ class RunFolder:
         return self.path.exists() and any(self.path.iterdir())
 
     def open(self) -> None:
-        """Make the folder and open the log for appending; a last line that was cut is ended first."""
+        """Make the folder and open the log for appending; a last line that was cut is ended first.
+
+        Raises FolderInUse where another process writes to the folder right now.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self._file = self.events.open("a+b")
-        if self._file.tell():
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
-                self._file.flush()
+        file = self.events.open("a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise FolderInUse(
+                f"another run is writing to {self.path}: stop it first, or name another folder"
+            ) from None
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        self._file = file
 
     def log(self, event: str, **fields: Any) -> None:
-        """Append one event; `time` is in seconds since 1970. After close() it does nothing."""
+        """Append one event; `time` is in seconds since 1970. After close() it does nothing. Raises OSError."""
         line = dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
         with self._lock:
             if self._file is not None and not self._file.closed:
                 self._file.write(line.encode())
-                self._file.flush()
 
     def close(self) -> None:
         with self._lock:
@@ -113,7 +127,10 @@ class RunFolder:
 
 
 def _write_gzip(path: Path, value: Any) -> None:
-    path.write_bytes(gzip.compress(dumps(value).encode(), compresslevel=1, mtime=0))
+    data = gzip.compress(dumps(value).encode(), compresslevel=1, mtime=0)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_bytes(data)
+    temporary.replace(path)  # so that a reader of a live run never sees half of it
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:

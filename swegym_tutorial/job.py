@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,23 @@ def task_at(tasks: Sequence[Task], seed: int, job: int, number: int) -> Task:
     order = list(range(len(tasks)))
     random.Random(f"{seed} {job} {rounds}").shuffle(order)
     return tasks[order[index]]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint's file cannot be read; the text names it."""
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what `TrainingJob` wrote after its last step. Raises CheckpointError."""
+    fields = {"step", "policy_version", "checkpoint", "sampler", "next_group", "unfinished_groups", "seed"}
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        missing = fields - saved.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
+    if missing:
+        raise CheckpointError(f"the checkpoint {path} lacks {', '.join(sorted(missing))}")
+    return saved
 
 
 @dataclass
@@ -126,6 +144,8 @@ class TrainingJob:
         """
         config = self._config
         step = self._restore()
+        if step >= config.steps:  # a finished run that was resumed
+            return self._service.sampler(self._read_checkpoint()["sampler"])
         self._sampler = self._publish(f"{phase}-{self.name}-start")
         rollouts = Workers(config.rollout_workers, f"{self.name}-rollout")
         graders = Workers(config.grading_workers, f"{self.name}-grading")
@@ -279,16 +299,23 @@ class TrainingJob:
 
     def _restore(self) -> int:
         """Take over the last checkpoint where there is one; returns the step to begin with."""
-        path = self._folder.checkpoint(self.index)
-        if not path.exists():
+        if not self._folder.checkpoint(self.index).exists():
             return 0
-        saved = json.loads(path.read_text())
+        saved = self._read_checkpoint()
         self._client.load(saved["checkpoint"])
         self._version = saved["policy_version"]
         self._next_group = saved["next_group"]
         self._restart = list(saved["unfinished_groups"])
         self._folder.log("resumed", job=self.name, step=saved["step"], checkpoint=saved["checkpoint"])
         return saved["step"] + 1
+
+    def _read_checkpoint(self) -> dict[str, Any]:
+        return read_checkpoint(self._folder.checkpoint(self.index))
+
+    @property
+    def version(self) -> int:
+        """How often this job has published: the version of its newest policy."""
+        return self._version
 
     def _why_fruitless(self, count: int) -> str:
         """Say what the last groups were like, from the log."""
@@ -378,7 +405,7 @@ class TrainingJob:
     ) -> None:
         if self._over.is_set():
             return
-        rollout = self._attempts.rollout(assembly.task, sampler, identity)
+        rollout = self._attempts.rollout(assembly.task, sampler, identity, self._over)
         if rollout is None:
             self._finish(assembly, identity.attempt, None)
             return

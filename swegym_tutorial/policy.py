@@ -57,7 +57,7 @@ def _translated(call: Any, what: str) -> Any:
 
     try:
         return call()
-    except (tinker.TinkerError, OSError, ValueError) as error:
+    except (tinker.TinkerError, OSError, ValueError, ImportError) as error:
         raise PolicyError(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -7,6 +7,7 @@ own words again, where Qwen's template would drop them. Knows nothing of tests, 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -89,6 +90,17 @@ class Rollout:
         return max(0.0, self.seconds - self.sampling_seconds)
 
 
+class TemplateError(RuntimeError):
+    """The tokenizer's chat template can't carry a conversation with a tool; the text says what it lacks."""
+
+
+def _special_strings(tokenizer: Any) -> re.Pattern[str] | None:
+    """Return a pattern of the strings that a tokenizer reads as special tokens, such as the end of a turn."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    names = sorted({*tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names))) if names else None
+
+
 class Chat:
     """Turns conversations into tokens, by the tokenizer's own chat template.
 
@@ -100,22 +112,47 @@ class Chat:
         self.tokenizer = tokenizer
         self._lock = threading.Lock()  # fast tokenizers fail with "Already borrowed" in two threads at once
         self.system_prompt = system_prompt
+        if tokenizer.eos_token_id is None:
+            raise TemplateError("the tokenizer has no end-of-sequence token, so no turn could end")
         self.stop_tokens: list[int] = [tokenizer.eos_token_id]
-        turn, one, two = "<turn>", "<observation 1>", "<observation 2>"
-        opening = [*self.messages("<issue>"), {"role": "assistant", "content": turn}]
-        tools = [{"role": "tool", "content": one}, {"role": "tool", "content": two}]
-        text = self._render([*opening, *tools]).rpartition(turn)[2]
-        self._before, rest = text.split(one)
-        self._between, self._after = rest.split(two)
+        self._special = _special_strings(tokenizer)
+        self._before, self._between, self._after = self._around_observations()
         self._end_of_turn = tokenizer.decode(self.stop_tokens)
         if not self._before.startswith(self._end_of_turn):
-            raise ValueError(
+            raise TemplateError(
                 f"the chat template does not end a turn with {self._end_of_turn!r}, the end-of-sequence token"
             )
         self._before = self._before.removeprefix(self._end_of_turn)
 
+    def _around_observations(self) -> tuple[str, str, str]:
+        """Return what the template writes before, between and after two tool messages behind a turn."""
+        turn, one, two = "(turn)", 'observation "1"', 'observation "2"'
+        opening = [*self.messages("(issue)"), {"role": "assistant", "content": turn}]
+        try:
+            text = self._render(
+                [*opening, {"role": "tool", "content": one}, {"role": "tool", "content": two}]
+            )
+        except Exception as error:  # what a template raises is its own choice
+            told = f"{type(error).__name__}: {error}"
+            raise TemplateError(f"the chat template takes no tool messages: {told}") from error
+        text = text.rpartition(turn)[2]
+        if text.count(one) != 1 or text.count(two) != 1 or text.index(one) > text.index(two):
+            raise TemplateError("the chat template does not show tool messages as they are, in their order")
+        before, rest = text.split(one)
+        between, after = rest.split(two)
+        return before, between, after
+
     def messages(self, issue: str) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": issue}]
+        return [
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": self.harmless(issue)},
+        ]
+
+    def harmless(self, text: str) -> str:
+        """Break up special strings in text from outside, so that a file or an issue can't end a message."""
+        return (
+            self._special.sub(lambda match: f"{match[0][:1]} {match[0][1:]}", text) if self._special else text
+        )
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         return self.tokenizer.apply_chat_template(
@@ -139,7 +176,8 @@ class Chat:
     def observations(self, texts: list[str], *, stopped: bool) -> list[int]:
         """Return what follows a turn: its end where the policy didn't sample it, tool responses, next opening."""
         start = "" if stopped else self._end_of_turn
-        return self.encode(start + self._before + self._between.join(texts) + self._after)
+        shown = self._between.join(map(self.harmless, texts))
+        return self.encode(start + self._before + shown + self._after)
 
 
 def generate_rollout(

@@ -13,11 +13,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,15 +28,16 @@ from .attempts import AttemptRunner
 from .bundled import POLICY
 from .config import TrainingConfig
 from .evaluate import Evaluation, evaluate
-from .events import RunFolder, dumps, write_atomically
+from .events import EventReader, RunFolder, dumps, write_atomically
 from .grading import Grader
-from .job import TrainingJob
+from .job import TrainingJob, read_checkpoint
 from .policy import PolicySampler, PolicyService, Stopped
 from .rollout import Chat
 from .tasks import Task, load_tasks
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
+    from .server.process import LocalServer
 
 
 class RunError(RuntimeError):
@@ -58,7 +60,7 @@ class TrainingRun:
         """Check what can be checked without starting anything.
 
         tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out split
-        before and after. resume: go on in a used folder. server: (URL, key) of a Tinker-compatible server; by
+        before and after. resume: go on in a used folder, with the settings that must stay the same. server: (URL, key) of a Tinker-compatible server; by
         default the laptop preset starts its own, and others read TINKER_BASE_URL and TINKER_API_KEY.
         Raises RunError and TaskError.
         """
@@ -70,13 +72,23 @@ class TrainingRun:
             raise RunError(
                 f"{self.folder.path} is in use: name a new output folder, or resume to go on with what is there"
             )
+        if self.folder.used():
+            _check_same(saved_config(self.folder.path), config)
+        if config.sandbox not in sandbox.KINDS:
+            raise RunError(
+                f"no sandbox is called {config.sandbox!r}; there are {' and '.join(sandbox.KINDS)}"
+            )
         self._server_address = server or _server_from_environment(config)
+        if self._server_address is None:
+            model_folder(config)
         self._tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
         self._held_out = load_tasks(config.tasks, split="held-out") if evaluate else []
         self._stop = threading.Event()
         self._paused = threading.Event()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
+        self._fatal: RunError | None = None
+        self._deadline = math.inf
 
     # -- Control -----------------------------------------------------------------------------------
 
@@ -136,16 +148,25 @@ class TrainingRun:
             with contextlib.ExitStack() as closing:
                 self._run(closing)
         except Stopped:
-            self.folder.log("run_stopped")
+            self.error = self._fatal
         except BaseException as error:
             self.error = error
-            self.folder.log("run_failed", reason=f"{type(error).__name__}: {error}")
-        else:
-            self.folder.log("run_done")
+        try:
+            if self.error is not None:
+                self.folder.log("run_failed", reason=f"{type(self.error).__name__}: {self.error}")
+            else:
+                self.folder.log("run_stopped" if self._stop.is_set() else "run_done")
+            self.folder.close()
+        except OSError as error:  # the disk is full, say: the end must come all the same
+            self.error = self.error or error
         finally:
             atexit.unregister(self._at_exit)
-            self.folder.close()
             self._done.set()
+
+    def _end_with(self, reason: str) -> None:
+        """The local server is gone: end the run with this error."""
+        self._fatal = RunError(reason)
+        self._stop.set()
 
     def _phase(self, name: str) -> None:
         if self._stop.is_set():
@@ -154,17 +175,18 @@ class TrainingRun:
 
     def _run(self, closing: contextlib.ExitStack) -> None:
         config = self.config
+        self._deadline = time.time() + config.hours * 3600
         self.folder.log("run_start", preset=config.preset, steps=config.steps, clients=config.clients)
         self._phase("starting the training server and the sandboxes")
         sandboxes = sandbox.backend(config.sandbox)
         closing.callback(sandboxes.close)
         # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
-        service = connect(config, self.folder, self._server_address, self._stop, closing)
+        service = connect(config, self.folder, self._server_address, self._stop, closing, self._end_with)
         clients = [service.create_client(job) for job in range(config.clients)]
         chat = Chat(service.tokenizer(clients[0]), config.system_prompt)
         service.stop_tokens = chat.stop_tokens
         attempts = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), self.folder, config, self._stop)
-        if self._held_out:
+        if self._held_out and not self._measured_before():
             self._evaluate(service.base_sampler(), attempts, "before")
         phase = f"run-{time.time_ns()}"
         self._phase("training")
@@ -177,27 +199,32 @@ class TrainingRun:
         policies = self._run_jobs(jobs, phase, closing, sandboxes)
         if self._held_out:
             for job, policy in zip(jobs, policies, strict=True):
-                self._evaluate(policy, attempts, "after", job.name, config.steps)
+                self._evaluate(policy, attempts, "after", job.name, job.version)
         self._phase("drawing the figure")
         from .plots import save_reward_time
 
         save_reward_time(self.folder.path)
 
+    def _measured_before(self) -> bool:
+        """Whether an earlier part of this run has measured the base policy."""
+        events = EventReader(self.folder.path).read()
+        return any(e.get("event") == "evaluation" and e.get("label") == "before" for e in events)
+
     def _run_jobs(
         self, jobs: list[TrainingJob], phase: str, closing: contextlib.ExitStack, sandboxes: SandboxBackend
     ) -> list[PolicySampler]:
         """Run all jobs side by side; the first error stops the others and is raised."""
-        deadline = time.time() + self.config.hours * 3600
         policies: dict[int, PolicySampler] = {}
         errors: list[BaseException] = []
 
         def work(job: TrainingJob) -> None:
             try:
-                policies[job.index] = job.run(phase, deadline)
+                policies[job.index] = job.run(phase, self._deadline)
             except BaseException as error:
                 errors.append(error)
-                self.folder.log("job_failed", job=job.name, reason=f"{type(error).__name__}: {error}")
                 failed.set()
+                with contextlib.suppress(OSError):
+                    self.folder.log("job_failed", job=job.name, reason=f"{type(error).__name__}: {error}")
 
         failed = threading.Event()
         threads = [threading.Thread(target=work, args=(job,), name=job.name, daemon=True) for job in jobs]
@@ -241,13 +268,16 @@ def connect(
     address: tuple[str, str] | None,
     stop: threading.Event,
     closing: contextlib.ExitStack,
+    on_death: Callable[[str], None],
 ) -> PolicyService:
-    """Connect to the server at (URL, key), or where there is none to a local one, started and closed here."""
+    """Connect to the server at (URL, key), or where there is none to a local one, started and closed here.
+
+    on_death: called with the reason where the local one ends by itself.
+    """
     if address is None:
         from .server.process import LocalServer
 
-        model = Path(config.base_model)
-        models = {config.base_model: model if model.is_dir() else POLICY}
+        models = {config.base_model: model_folder(config)}
         threads = max(1, (os.cpu_count() or 2) // 2)  # the other half is for sandboxes and tests
         server = LocalServer(
             models, state_dir=folder.path / "server", log_path=folder.path / "server.log", threads=threads
@@ -256,9 +286,50 @@ def connect(
         if not server.start(stop):
             raise Stopped
         address = (server.url, server.key)
+        over = threading.Event()
+        threading.Thread(
+            target=_watch, args=(server, over, on_death), name="server-watch", daemon=True
+        ).start()
+        closing.callback(over.set)
     service = PolicyService(config, *address, stop)
     closing.callback(service.close)
     return service
+
+
+def _watch(server: LocalServer, over: threading.Event, on_death: Callable[[str], None]) -> None:
+    while not over.wait(0.5):
+        if reason := server.death():
+            on_death(reason)
+            return
+
+
+def model_folder(config: TrainingConfig) -> Path:
+    """Return the folder that the local server serves: the bundled policy's, or the one that base_model names."""
+    if config.base_model == TrainingConfig.base_model:
+        return POLICY
+    folder = Path(config.base_model)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"base_model {config.base_model!r} is no model folder: it has no config.json")
+    return folder
+
+
+def saved_config(folder: Path) -> TrainingConfig:
+    """Return the settings of the run in a folder. Raises RunError where there are none that can be read."""
+    path = folder / "config.json"
+    try:
+        return TrainingConfig(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{folder} holds no run to go on with: {path.name} cannot be read: {error}") from error
+
+
+def _check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
+    """Refuse to go on with other settings where the checkpoints or the order of the tasks depend on them."""
+    fixed = ["preset", "base_model", "tasks", "seed", "lora_rank", "train_unembed", "group_size", "system_prompt"]
+    if changed := [name for name in fixed if getattr(saved, name) != getattr(config, name)]:
+        told = ", ".join(
+            f"{name} was {getattr(saved, name)!r}, not {getattr(config, name)!r}" for name in changed
+        )
+        raise RunError(f"a run can only be resumed with what it began with: {told}")
 
 
 def evaluate_policy(
@@ -270,24 +341,29 @@ def evaluate_policy(
     Raises RunError where the folder has no checkpoint.
     """
     stop = threading.Event()
-    with contextlib.ExitStack() as closing:
+    reasons: list[str] = []
+
+    def ended(reason: str) -> None:
+        reasons.append(reason)
+        stop.set()
+
+    with contextlib.ExitStack() as closing, _told(reasons):
         if folder is None:
             config = replace(TrainingConfig.laptop(), seed=seed)
             run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
             path = None
         else:
             run_folder = RunFolder(folder)
-            checkpoint = run_folder.checkpoint(0)
-            if not checkpoint.exists():
-                raise RunError(f"{folder} has no checkpoint to evaluate: it names none of a finished step")
-            config = replace(TrainingConfig(**json.loads((folder / "config.json").read_text())), seed=seed)
-            path = json.loads(checkpoint.read_text())["sampler"]
+            config = replace(saved_config(folder), seed=seed)
+            if not run_folder.checkpoint(0).exists():
+                raise RunError(f"{folder} has no checkpoint to evaluate yet: no step is done")
+            path = read_checkpoint(run_folder.checkpoint(0))["sampler"]
         tasks = load_tasks(config.tasks, split=split)
         run_folder.open()
         closing.callback(run_folder.close)
         sandboxes = sandbox.backend(config.sandbox)
         closing.callback(sandboxes.close)
-        service = connect(config, run_folder, _server_from_environment(config), stop, closing)
+        service = connect(config, run_folder, _server_from_environment(config), stop, closing, ended)
         closing.callback(stop.set)
         chat = Chat(service.tokenizer(service.create_client(0)), config.system_prompt)
         service.stop_tokens = chat.stop_tokens
@@ -305,6 +381,15 @@ def evaluate_policy(
         )
 
 
+@contextlib.contextmanager
+def _told(reasons: list[str]) -> Iterator[None]:
+    """Say why the work was stopped, where something ended it."""
+    try:
+        yield
+    except Stopped:
+        raise RunError(reasons[0] if reasons else "stopped") from None
+
+
 def _server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
     if config.preset == "laptop":
         return None
@@ -312,7 +397,7 @@ def _server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
     if not url or not key:
         missing = " and ".join(n for n, v in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not v)
         raise RunError(
-            f"the {config.preset} preset trains on your Tinker-compatible server, and {missing} is not set: "
-            "export TINKER_BASE_URL='https://...' and TINKER_API_KEY='tml-...', or use --preset laptop"
+            f"the {config.preset} preset trains on your Tinker-compatible server; not set: {missing}. "
+            "Export TINKER_BASE_URL='https://...' and TINKER_API_KEY='tml-...', or use --preset laptop"
         )
     return url, key

@@ -80,7 +80,8 @@ class RunSummary:
         self.planned_steps = 0
         self.clients = 0
         self.started: float | None = None
-        self.training_started: float | None = None
+        self.odd_events = 0
+        self.out_of_time = False
         self.last_event: float | None = None
         self.steps: dict[str, list[StepResult]] = {}
         self.filling: dict[str, Filling] = {}
@@ -98,11 +99,14 @@ class RunSummary:
             self.last_event = event.get("time", self.last_event)
             handler = getattr(self, f"_on_{event.get('event')}", None)
             if handler is not None:
-                handler(event)
+                try:
+                    handler(event)
+                except (KeyError, TypeError, ValueError):
+                    self.odd_events += 1  # a foreign or older line must not hide the others
         return any_events
 
     def _on_run_start(self, event: Mapping[str, Any]) -> None:
-        self.status, self.reason = "running", ""
+        self.status, self.reason, self.out_of_time = "running", "", False
         self.planned_steps, self.clients = event["steps"], event["clients"]
         self.started = self.started or event["time"]
         self.filling.clear()
@@ -110,8 +114,6 @@ class RunSummary:
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
         self.phase = event["name"]
-        if self.phase == "training":
-            self.training_started = event["time"]
 
     def _on_rollout_start(self, event: Mapping[str, Any]) -> None:
         self.open_attempts += 1
@@ -160,6 +162,9 @@ class RunSummary:
 
     def _on_unpaused(self, event: Mapping[str, Any]) -> None:
         self.status = "running"
+
+    def _on_out_of_time(self, event: Mapping[str, Any]) -> None:
+        self.out_of_time = True
 
     def _on_run_done(self, event: Mapping[str, Any]) -> None:
         self.status = "done"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -70,6 +71,10 @@ def load_tasks(
     Raises TaskError for a malformed line (naming line and field), an unknown id or an empty selection.
     """
     path = BUNDLED if source == "bundled" else Path(source)
+    if source == "swegym" and not path.is_file():
+        raise TaskError(
+            "the SWE-Gym tasks are not part of this release yet: name a JSONL file with --tasks FILE"
+        )
     if not path.is_file():
         raise TaskError(f"no tasks at {path}: the source is 'bundled' or the path of a JSONL file")
     tasks = [task_from_row(line, f"{path.name}, line {n}") for n, line in _lines(path)]
@@ -90,7 +95,10 @@ def load_tasks(
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
     with path.open(encoding="utf-8", newline="\n") as lines:
-        yield from ((n, line) for n, line in enumerate(lines, 1) if line.strip())
+        try:
+            yield from ((n, line) for n, line in enumerate(lines, 1) if line.strip())
+        except UnicodeDecodeError as error:
+            raise TaskError(f"{path.name} is not UTF-8: {error}") from None
 
 
 def task_from_row(line: str, where: str) -> Task:
@@ -113,6 +121,17 @@ def task_from_row(line: str, where: str) -> Task:
         raise TaskError(
             f"{where}: fields 'test_command' and 'files' say how a task is tested; one is missing"
         )
+    files = row["files"]
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise TaskError(f"{where}: field 'files' must map paths to texts")
+    for name in ("split", "test_command", "parser"):
+        if not isinstance(row.get(name, ""), str):
+            raise TaskError(f"{where}: field {name!r} must be a text")
+    name = texts["instance_id"]
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        raise TaskError(
+            f"{where}: 'instance_id' names folders, so letters, digits and _.+- only, not {name!r}"
+        )
     return Task(
         **texts,
         fail_to_pass=_ids(instance, "FAIL_TO_PASS", where),
@@ -120,7 +139,7 @@ def task_from_row(line: str, where: str) -> Task:
         split=row.get("split", "train"),
         test_command=row["test_command"],
         parser=row.get("parser", "pytest"),
-        files=row["files"],
+        files=files,
     )
 
 

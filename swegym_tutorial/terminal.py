@@ -45,12 +45,17 @@ def evaluation_lines(summary: RunSummary) -> list[str]:
 def reward_line(summary: RunSummary) -> list[str]:
     """Return mean rewards at the start and over the last five steps of each job."""
     lines = []
+    if summary.out_of_time:
+        done = max(map(len, summary.steps.values()), default=0)
+        lines.append(
+            f"time was over after {done} of {summary.planned_steps} steps: raise --hours and --resume"
+        )
     for job, steps in summary.steps.items():
         last = [s.reward_mean for s in steps[-5:]]
         lines.append(
             f"{job}: mean reward {steps[0].reward_mean:.3f} in step 1, "
             f"{sum(last) / len(last):.3f} over the last {len(last)} of {len(steps)} steps; "
-            f"{steps[-1].time - (summary.training_started or steps[0].time):.0f} s of training"
+            f"{sum(s.batch_seconds for s in steps):.0f} s of training"
         )
     return lines
 

@@ -52,6 +52,11 @@ def test_settings_survive_json():
         {"clip_low": 1.1},
         {"max_groups_per_batch": 4},
         {"hours": 0.0},
+        {"hours": float("nan")},
+        {"learning_rate": float("inf")},
+        {"seed": -1},
+        {"adam_beta1": 1.0},
+        {"preset": "spindel"},
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(change):

@@ -33,7 +33,7 @@ class Attempts:
         self.samplers: dict[int, set[str]] = {}
         self.lock = threading.Lock()
 
-    def rollout(self, task, sampler, identity):
+    def rollout(self, task, sampler, identity, over=None):
         with self.lock:
             self.samplers.setdefault(identity.group, set()).add(sampler.path)
         time.sleep(self.seconds(task))
@@ -294,6 +294,7 @@ def test_pausing_starts_no_more_groups(tmp_path):
 def test_a_resumed_job_goes_on_from_its_checkpoint_and_repeats_no_group(tmp_path):
     first = job(tmp_path, replace(FAST, steps=3), Attempts())
     first.job.run("one", time.time() + SOON)
+    first.folder.close()
     checkpoint = json.loads((tmp_path / "train-job0-checkpoint.json").read_text())
     second = job(tmp_path, FAST, Attempts())
     second.job.run("two", time.time() + SOON)

@@ -11,14 +11,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from swegym_tutorial import TrainingConfig, TrainingRun
-from swegym_tutorial.events import EventReader, read_episode
+from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.grading import Outcome
+from swegym_tutorial.job import CheckpointError, read_checkpoint
 from swegym_tutorial.policy import PolicyError
 from swegym_tutorial.run import RunError, evaluate_policy
 from swegym_tutorial.terminal import summarise
@@ -175,8 +177,77 @@ def test_a_used_folder_is_refused(tmp_path):
 def test_the_full_run_needs_its_server_named(tmp_path, monkeypatch):
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     monkeypatch.setenv("TINKER_API_KEY", "tml-x")
-    with pytest.raises(RunError, match="TINKER_BASE_URL is not set"):
-        TrainingRun(TrainingConfig.spindle(), tmp_path / "run", tasks=[])
+    with pytest.raises(RunError, match="not set: TINKER_BASE_URL"):
+        TrainingRun(TrainingConfig.spindle(sandbox="local"), tmp_path / "run", tasks=[])
+
+
+def test_a_model_that_is_not_there_is_refused_and_never_replaced(tmp_path):
+    with pytest.raises(RunError, match="no model folder"):
+        TrainingRun(TrainingConfig.laptop(base_model=str(tmp_path / "typo")), tmp_path / "run")
+
+
+def test_a_run_is_resumed_with_what_it_began_with_or_refused(tmp_path):
+    first = TrainingConfig.laptop(seed=7, lora_rank=8)
+    (tmp_path / "config.json").write_text(json.dumps(first.to_json()))
+    TrainingRun(replace(first, steps=99), tmp_path, resume=True)
+    with pytest.raises(RunError, match="seed was 7, not 0, lora_rank was 8, not 16"):
+        TrainingRun(TrainingConfig.laptop(), tmp_path, resume=True)
+    (tmp_path / "config.json").write_text('{"steps": 3, "color": "red"}')
+    with pytest.raises(RunError, match=r"config.json cannot be read.*color"):
+        TrainingRun(first, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 3', '{"step": 3}', "[]"])
+def test_a_checkpoint_that_cannot_be_read_is_named(text, tmp_path):
+    path = tmp_path / "train-job0-checkpoint.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=r"train-job0-checkpoint\.json"):
+        read_checkpoint(path)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_with_its_reason(tmp_path):
+    run = TrainingRun(TrainingConfig.laptop(**SMALL), tmp_path / "run")
+    run.start()
+    wait_for(run.folder.path, "tool")
+
+    class Full:
+        closed = False
+
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            pass
+
+    run.folder._file = Full()
+    assert run.join(60)
+    with pytest.raises(OSError, match="No space left"):
+        run.wait()
+    assert new_children() == []
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_ends_the_run_with_its_log(tmp_path):
+    run = TrainingRun(TrainingConfig.laptop(), tmp_path / "run")
+    run.start()
+    wait_for(run.folder.path, "tool")
+    server = next(p for p in new_children() if "swegym_tutorial.server" in cmdline(p))
+    server.kill()
+    assert run.join(20)
+    with pytest.raises(RunError, match=r"server ended with status -9.*server\.log"):
+        run.wait()
+    assert summarise(run.folder.path).status == "failed" and new_children() == []
+
+
+def test_two_runs_never_write_to_one_folder(tmp_path):
+    one, two = RunFolder(tmp_path), RunFolder(tmp_path)
+    one.open()
+    with pytest.raises(FolderInUse, match="another run is writing"):
+        two.open()
+    one.close()
+    two.open()
+    two.close()
 
 
 @pytest.mark.slow
@@ -233,12 +304,16 @@ def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.
     return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def is_watchdog(process: psutil.Process) -> bool:
     """Whether it is the child that deletes the sandboxes' folder, which may take longer."""
-    try:
-        return any("watchdog" in word for word in process.cmdline())
-    except psutil.Error:
-        return False
+    return any("watchdog" in word for word in cmdline(process))
 
 
 def sandbox_folders(temp: Path) -> list[Path]:
@@ -265,7 +340,7 @@ def test_ctrl_c_in_any_phase_leaves_nothing(phase, tmp_path):
     process.send_signal(signal.SIGINT)
     left = gone_within([p for p in processes if not is_watchdog(p)], 5)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
+    assert process.returncode == 130 and "stopped" in errors and "Traceback" not in errors
     assert left == [] and gone_within(processes, 5) == []
     deadline = time.monotonic() + 30
     while sandbox_folders(tmp_path / "tmp") and time.monotonic() < deadline:
@@ -327,6 +402,11 @@ def run_cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (["train", "--set", "nonsense=1"], "names none of"),
         (["train", "--preset", "laptop", "--set", "clip_low=2"], "clip_low"),
         (["train", "--preset", "cloud"], "invalid choice"),
+        (["train", "--resume"], "--output"),
+        (["train", "--hours", "nan"], "hours"),
+        (["train", "--preset", "laptop", "--set", "sandbox=docker"], "docker"),
+        (["train", "--preset", "laptop", "--base-model", "missing"], "no model folder"),
+        (["serve", "--port", "99999"], "65535"),
         (["show", "."], "no run folder"),
         (["evaluate"], "--base"),
         (["serve", "--model", "."], "no model folder"),

@@ -15,6 +15,7 @@ from typing import Protocol
 from ..tasks import Task
 
 REPOSITORY = "/testbed"
+KINDS = ("local", "subprocess")
 
 
 class SandboxError(RuntimeError):
@@ -91,7 +92,7 @@ class SandboxBackend(Protocol):
 def backend(name: str) -> SandboxBackend:
     """Return the backend of that name: local or subprocess.
 
-    Raises SandboxUnavailable where it cannot work here, and ValueError for an unknown name.
+    Raises SandboxUnavailable where it cannot work here or there is none of that name.
     """
     if name == "local":
         from .local import LocalBackend
@@ -101,4 +102,4 @@ def backend(name: str) -> SandboxBackend:
         from .subprocess import SubprocessBackend
 
         return SubprocessBackend()
-    raise ValueError(f"no sandbox is called {name!r}; there are local and subprocess")
+    raise SandboxUnavailable(f"no sandbox is called {name!r}; there are {' and '.join(KINDS)}")

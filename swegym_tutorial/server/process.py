@@ -112,6 +112,13 @@ class LocalServer:
             process.wait()
         process.stdout.close()
 
+    def death(self) -> str | None:
+        """Return how the child ended where it did so by itself, with the end of its log; None while it runs."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return None
+        return self._why(f"ended with status {process.returncode}")
+
     def __enter__(self) -> LocalServer:
         self.start()
         return self

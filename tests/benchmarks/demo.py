@@ -34,7 +34,7 @@ def measure(seed: int, folder: Path) -> tuple[str, bool]:
     before, after = (
         next(e for e in summary.evaluations if e.label == label) for label in ("before", "after")
     )
-    training = steps[-1].time - (summary.training_started or 0.0)
+    training = sum(s.batch_seconds for s in steps)
     fates = " / ".join(
         str(sum(s.groups[fate] for s in steps)) for fate in ("kept", "uniform", "stale", "failed")
     )
