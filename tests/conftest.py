@@ -8,6 +8,7 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
+import hypothesis.strategies  # noqa: F401  # before any thread runs: pytest's parsing of imports is not thread-safe on Python 3.11
 import pytest
 
 from swegym_tutorial import TrainingConfig, load_tasks
