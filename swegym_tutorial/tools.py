@@ -6,6 +6,8 @@ Knows the text of a turn and the result of a command; nothing of tokens, samplin
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +35,9 @@ class ToolCall:
     error: str | None = None
 
 
-_END = re.compile(r"\s*</parameter>\s*</function>\s*</tool_call>")
+_CALL = "<tool_call>"
+_END = re.compile(r"</parameter>\s*</function>\s*</tool_call>")
+_CALL_OR_TEXTS_END = re.compile(r"\s*(?:<tool_call>|\Z)")
 _OPEN = re.compile(r"\s*<function=([^>\s]*)>\s*<parameter=([^>\s]*)>\n?")
 _FORM = (
     "<tool_call>\\n<function=bash>\\n<parameter=command>\\n...\\n</parameter>\\n</function>\\n</tool_call>"
@@ -48,28 +52,51 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     any one of them; and a broken call becomes an error for the model, without discarding good ones.
     """
     answer = text.rpartition("</think>")[2] if "</think>" in text else text
-    calls, at = [], answer.find("<tool_call>")
+    closings = _Closings(answer)
+    calls, at = [], answer.find(_CALL)
     while at >= 0:
-        start = at + len("<tool_call>")
-        end = _end_of_call(answer, start)
-        body_end, after = end if end else (len(answer), len(answer))
-        calls.append(_parse_call(answer[start:body_end], closed=end is not None))
-        at = answer.find("<tool_call>", after)
+        start = at + len(_CALL)
+        end = closings.of_call(start)
+        body_end, after = end.span() if end else (len(answer), len(answer))
+        calls.append(_parse_call(answer[start:body_end].rstrip(), closed=end is not None))
+        at = answer.find(_CALL, after)
     return calls
 
 
-def _end_of_call(answer: str, start: int) -> tuple[int, int] | None:
-    """Find where the call's command ends and what follows begins.
+class _Closings:
+    """The closing tags of a text, read once: a text of n tags takes n log n, however they lie."""
 
-    The first closing tags before which as many calls were opened as closed: a command may write a whole call
-    into a file. Where a lone opening tag in a command makes that impossible, closing tags that another call
-    or the end follows.
-    """
-    ends = list(_END.finditer(answer, start))
-    balanced = (m for n, m in enumerate(ends) if answer.count("<tool_call>", start, m.start()) == n)
-    clean = (m for m in ends if re.match(r"\s*(<tool_call>|\Z)", answer[m.end() :]))
-    chosen = next(balanced, None) or next(clean, None) or (ends[0] if ends else None)
-    return (chosen.start(), chosen.end()) if chosen else None
+    def __init__(self, answer: str) -> None:
+        self._ends = list(_END.finditer(answer))
+        self._starts = [end.start() for end in self._ends]
+        self._opened = [opening.start() for opening in re.finditer(_CALL, answer)]
+        self._clean = [n for n, end in enumerate(self._ends) if _CALL_OR_TEXTS_END.match(answer, end.end())]
+        self._of_depth: dict[int, list[int]] = {}
+        for n, start in enumerate(self._starts):
+            self._of_depth.setdefault(self._opened_before(start) - n, []).append(n)
+
+    def of_call(self, start: int) -> re.Match[str] | None:
+        """Find the closing tags of the call that starts there, or None.
+
+        The first before which as many calls were opened as closed: a command may write a whole call into a
+        file. Where a lone opening tag in a command makes that impossible, closing tags that another call or
+        the end follows.
+        """
+        first = bisect_left(self._starts, start)
+        if first == len(self._ends):
+            return None
+        balanced = _first_from(first, self._of_depth.get(self._opened_before(start) - first, []))
+        clean = _first_from(first, self._clean)
+        return self._ends[next((n for n in (balanced, clean) if n is not None), first)]
+
+    def _opened_before(self, position: int) -> int:
+        return bisect_left(self._opened, position)
+
+
+def _first_from(least: int, numbers: Sequence[int]) -> int | None:
+    """Return the first of the rising numbers that is not below `least`."""
+    at = bisect_left(numbers, least)
+    return numbers[at] if at < len(numbers) else None
 
 
 def _parse_call(body: str, *, closed: bool) -> ToolCall:

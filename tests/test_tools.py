@@ -101,3 +101,30 @@ def test_the_policy_sees_the_exit_code_and_the_end_of_the_output():
     shown = observation(result("x" * 50 + "end"), 10)
     assert shown == "exit_code=0\n[43 characters left out]\nxxxxxxxend"
     assert observation(result("part", 124, True), 100) == "exit_code=124 (killed after 2 s)\npart"
+
+
+END = "\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("<tool_call>" * 10_000, 1),
+        (END * 10_000, 0),
+        ("<tool_call>" * 10_000 + END * 10_000, 1),
+        (call("ls") * 10_000, 10_000),
+        (("<tool_call>" + call("ls")) * 10_000, 10_000),
+        (call("ls") + (END + " text") * 10_000, 1),
+        (call("\n" * 200_000 + "ls" + "\n" * 200_000 + "pwd"), 1),
+        (call("ls" + "</parameter>\n\n" * 10_000), 1),
+        ("<tool_call>" + " " * 200_000, 1),
+    ],
+    ids=range(9),
+)
+def test_a_long_degenerate_turn_is_read_in_no_time(text, count):
+    # Nothing is timed: reading that takes the square of the length would hold up the tests for all to see.
+    assert len(parse_tool_calls(text)) == count
+
+
+def test_white_space_at_a_commands_end_is_left_out_and_kept_at_its_start():
+    assert commands(call("\n  ls \n\n\t ")) == ["\n  ls"]
