@@ -52,10 +52,17 @@ class State:
             os.chown(target, self.owner, self.owner)
 
     def reopen(self) -> None:
-        """Give the top folders ordinary rights again, should the agent have taken them away."""
+        """Give the top folders ordinary rights again, should the agent have taken them away.
+
+        One that it removed, or put something else in place of, becomes an empty folder: without isolation it can.
+        """
         for folder in self.folders:
-            mode = os.stat(folder).st_mode
-            if mode & 0o755 != 0o755:
+            mode = os.lstat(folder).st_mode if os.path.lexists(folder) else None
+            if mode is None or not stat.S_ISDIR(mode):
+                folder.unlink(missing_ok=True)
+                os.mkdir(folder, 0o755)
+                self.give(folder)
+            elif mode & 0o755 != 0o755:
                 os.chmod(folder, stat.S_IMODE(mode) | 0o755)
 
     def write(self, path: str, data: bytes) -> None:

@@ -69,7 +69,7 @@ class HostedSandbox(ABC):
         code = command.encode("utf-8", "replace")
         if b"\0" in code:
             return CommandResult(126, "bash: a command cannot hold a NUL byte\n", False, 0, 0.0)
-        with self._busy, contextlib.ExitStack() as stack:
+        with self._busy, self._failures("the command could not be run"), contextlib.ExitStack() as stack:
             file = None
             if len(code) > ARGUMENT_LIMIT:
                 file = stack.enter_context(tempfile.TemporaryFile())
@@ -127,7 +127,8 @@ class HostedSandbox(ABC):
         """Return a regular file's bytes; see the protocol."""
         with self._busy:
             self._check_open()
-            self.state.reopen()
+            with self._failures(f"{path} could not be read"):
+                self.state.reopen()
             return self.state.read(path, limit)
 
     def close(self) -> None:

@@ -258,6 +258,42 @@ def test_nothing_is_written_through_a_link_or_outside(sandbox: Sandbox, tmp_path
     assert secret.read_text() == "secret" and os.listdir(tmp_path) == ["secret"]
 
 
+@pytest.mark.parametrize(
+    "ruin",
+    [
+        'rm -rf /testbed "$REPO"',
+        'mv "${REPO:-/testbed}" ~/elsewhere',
+        'rm -rf "$REPO" && echo > "$REPO"',
+        'rm -rf "$REPO" && ln -s / "$REPO"',
+        'rm -rf ~ "$TMPDIR"',
+    ],
+)
+def test_a_removed_top_folder_is_the_commands_doing(sandbox: Sandbox, ruin: str) -> None:
+    run(sandbox, ruin)
+    assert run(sandbox, "echo still here > file && cat file").output == "still here\n"
+    assert sandbox.read_file("/testbed/file") == b"still here\n"
+    for path in ("/tmp/x", "/home/agent/x", "/testbed/x"):
+        run(sandbox, ruin)
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file(path)
+        sandbox.write_file(path, b"text")
+        assert sandbox.read_file(path) == b"text"
+
+
+def test_a_sandbox_whose_folder_is_gone_is_a_fault(sandbox: Sandbox) -> None:
+    folder: Path = sandbox.state.path  # type: ignore[attr-defined]
+    folder.rename(folder.with_name("moved"))
+    for use in (
+        lambda: run(sandbox, "true"),
+        lambda: sandbox.write_file("/testbed/x", b""),
+        lambda: sandbox.read_file("/testbed/README"),
+    ):
+        with pytest.raises(SandboxError, match="could not be"):
+            use()
+    folder.with_name("moved").rename(folder)
+    assert run(sandbox, "echo usable").output == "usable\n"
+
+
 # The end
 
 
