@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .arguments import make_parser
 from .config import TrainingConfig
 from .tasks import TaskError, load_tasks
 
@@ -20,7 +21,7 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args(argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # busy-waiting threads slow everything beside them
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .sandbox import SandboxError
 
     try:
-        return args.run(args, parser)
+        return COMMANDS[args.command](args, parser)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -47,7 +48,8 @@ def _interrupt(signum: int, frame: Any) -> None:
 def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
-    from .run import RunError, TrainingRun
+    from .connect import RunError
+    from .run import TrainingRun
     from .terminal import evaluation_lines, fault_lines, reward_line, summarise, watch
 
     if args.resume and (args.output is None or not (args.output / "config.json").is_file()):
@@ -95,7 +97,7 @@ def _stop(run: Any) -> int:
 
 
 def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> TrainingConfig:
-    from .run import RunError, saved_config
+    from .connect import RunError, saved_config
 
     named = "clients steps groups_per_batch hours seed tasks sandbox base_model tokenizer"
     changes = {name: getattr(args, name) for name in named.split() if getattr(args, name) is not None}
@@ -272,130 +274,18 @@ def _doctor(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return DONE if report() else FAILED
 
 
-# -- arguments -------------------------------------------------------------------------------------
-
-
-def _positive(kind: Any) -> Any:
-    def read(text: str) -> Any:
-        value = kind(text)
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"must be positive, not {text}")
-        return value
-
-    read.__name__ = kind.__name__
-    return read
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="swegym-tutorial",
-        description="Train a coding agent with reinforcement learning: on this machine in minutes, or on a "
-        "Tinker-compatible server for real.",
-        epilog="Start with `swegym-tutorial doctor`, then `swegym-tutorial train --evaluate`.",
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _train_arguments(
-        commands.add_parser(
-            "train",
-            help="run the whole loop",
-            description="Train. The laptop preset needs no account, GPU or network; the spindle preset trains "
-            "Qwen3.5-9B on the server that TINKER_BASE_URL and TINKER_API_KEY name.",
-        )
-    )
-
-    show = commands.add_parser("show", help="show a run: its steps, its figure, one of its attempts")
-    show.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
-    show.add_argument(
-        "--episode", metavar="NAME", help="an attempt, like g000003-a2: its turns, patch and tests"
-    )
-    show.add_argument(
-        "--png", type=Path, metavar="FILE", help="where the figure goes (default: RUN/reward_time.png)"
-    )
-    show.set_defaults(run=_show)
-
-    evaluate = commands.add_parser("evaluate", help="measure a policy: resolve rate and pass@k")
-    evaluate.add_argument(
-        "run_folder", type=Path, nargs="?", metavar="RUN", help="a run: its last checkpoint"
-    )
-    evaluate.add_argument("--base", action="store_true", help="the policy that training starts from")
-    evaluate.add_argument("--split", default="held-out", help="train or held-out (default)")
-    evaluate.add_argument("--attempts", type=_positive(int), default=8, help="attempts a task (default 8)")
-    evaluate.add_argument("--seed", type=int, default=0)
-    evaluate.set_defaults(run=_evaluate)
-
-    tasks = commands.add_parser("tasks", help="list, show and validate tasks")
-    kinds = tasks.add_subparsers(required=True, metavar="COMMAND")
-    listing = kinds.add_parser("list", help="one line a task")
-    listing.set_defaults(run=_tasks_list)
-    one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
-    one.add_argument("id", metavar="ID")
-    one.set_defaults(run=_tasks_show)
-    check = kinds.add_parser("validate", help="base must fail, the gold patch must pass")
-    check.add_argument("ids", nargs="*", metavar="ID", help="default: all")
-    check.add_argument("--times", type=_positive(int), default=1, help="how often each is run (default 1)")
-    check.add_argument("--sandbox", default="local", help="local (default) or subprocess")
-    check.set_defaults(run=_tasks_validate)
-    for command in (listing, one, check):
-        command.add_argument(
-            "--tasks", default="bundled", metavar="SOURCE", help="bundled (default) or a JSONL file"
-        )
-
-    sandboxes = commands.add_parser("sandboxes", help="find and delete what killed runs left behind")
-    kinds = sandboxes.add_subparsers(required=True, metavar="COMMAND")
-    kinds.add_parser("list", help="folders of runs that are no more").set_defaults(run=_sandboxes_list)
-    kinds.add_parser("reap", help="delete them").set_defaults(run=_sandboxes_reap)
-
-    serve = commands.add_parser("serve", help="serve a model folder to tinker clients on this machine")
-    serve.add_argument("--port", type=int, default=0, help="default: a free one")
-    serve.add_argument(
-        "--model", type=Path, metavar="PATH", help="a causal LM's folder (default: the bundled policy)"
-    )
-    serve.add_argument(
-        "--name", action="append", help="the base_model name it answers to; may be given again"
-    )
-    serve.add_argument(
-        "--state", type=Path, default=Path("runs/server"), help="where checkpoints go (default: runs/server)"
-    )
-    serve.add_argument("--api-key", help="default: the TINKER_API_KEY in the environment, else a random one")
-    serve.set_defaults(run=_serve)
-
-    doctor = commands.add_parser(
-        "doctor", help="tell what works on this machine, and how to mend what doesn't"
-    )
-    doctor.set_defaults(run=_doctor)
-    return parser
-
-
-def _train_arguments(train: argparse.ArgumentParser) -> None:
-    train.add_argument(
-        "--preset", choices=("laptop", "spindle"), help="default: spindle where TINKER_BASE_URL is set"
-    )
-    train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<time>)")
-    train.add_argument(
-        "--resume", action="store_true", help="go on from the checkpoints in the output folder"
-    )
-    train.add_argument("--evaluate", action="store_true", help="measure the held-out split before and after")
-    train.add_argument("--clients", type=_positive(int), metavar="N", help="LoRA adapters side by side")
-    train.add_argument("--steps", type=_positive(int), metavar="N", help="batches a client")
-    train.add_argument("--groups-per-batch", type=_positive(int), metavar="N")
-    train.add_argument("--hours", type=_positive(float), metavar="H", help="wall-clock limit")
-    train.add_argument("--seed", type=int, metavar="N")
-    train.add_argument("--tasks", metavar="SOURCE", help="bundled, or a JSONL file")
-    train.add_argument("--sandbox", choices=("local", "subprocess"), help="subprocess: no isolation at all")
-    train.add_argument(
-        "--base-model", metavar="NAME", help="the server's name for the model; on a laptop, or its folder"
-    )
-    train.add_argument(
-        "--tokenizer", metavar="NAME", help="a path or hub name (default: what the server says)"
-    )
-    train.add_argument(
-        "--set",
-        action="append",
-        metavar="FIELD=VALUE",
-        help="any other setting of TrainingConfig; may be given again",
-    )
-    train.set_defaults(run=_train)
-
+COMMANDS = {
+    "show": _show,
+    "evaluate": _evaluate,
+    "tasks_list": _tasks_list,
+    "tasks_show": _tasks_show,
+    "tasks_validate": _tasks_validate,
+    "sandboxes_list": _sandboxes_list,
+    "sandboxes_reap": _sandboxes_reap,
+    "serve": _serve,
+    "doctor": _doctor,
+    "train": _train,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,20 +7,16 @@ are caught: an error in any thread ends the job and is raised by `run()`.
 
 from __future__ import annotations
 
-import json
 import queue
-import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .attempts import AttemptRunner, Identity, Workers
+from .batches import WORK, Assembly, Batch, NoLearningSignal, read_checkpoint, task_at, why_fruitless
 from .config import TrainingConfig
 from .events import RunFolder, dumps, write_atomically
 from .grading import Episode
@@ -28,74 +24,6 @@ from .minibatch import Fate, Group, fate_of, prepare_minibatch, split_evenly
 from .policy import PolicyClient, PolicySampler, PolicyService, Stopped
 from .rollout import Rollout
 from .tasks import Task
-
-WORK = ("sampling", "tools", "grading")
-
-
-class NoLearningSignal(RuntimeError):
-    """Too many groups in a row were of no use; the text names the solve rates or the faults."""
-
-
-def task_at(tasks: Sequence[Task], seed: int, job: int, number: int) -> Task:
-    """Return the task of a job's group: each pass over the tasks is a shuffle that seed, job and pass decide."""
-    rounds, index = divmod(number, len(tasks))
-    order = list(range(len(tasks)))
-    random.Random(f"{seed} {job} {rounds}").shuffle(order)
-    return tasks[order[index]]
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint's file cannot be read; the text names it."""
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what `TrainingJob` wrote after its last step. Raises CheckpointError."""
-    fields = {"step", "policy_version", "checkpoint", "sampler", "next_group", "unfinished_groups", "seed"}
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        missing = fields - saved.keys()
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
-    if missing:
-        raise CheckpointError(f"the checkpoint {path} lacks {', '.join(sorted(missing))}")
-    return saved
-
-
-@dataclass
-class _Batch:
-    """What came in while one batch filled."""
-
-    began: float
-    kept: list[Group] = field(default_factory=list)
-    references: dict[int, list[Any]] = field(default_factory=dict)  # group number -> futures, one an episode
-    fates: Counter[Fate] = field(default_factory=Counter)
-    rewards: list[float] = field(default_factory=list)
-    lost: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORK, 0.0))  # spent in attempts
-
-
-class _Assembly:
-    """Collects the attempts of one group."""
-
-    def __init__(self, number: int, task: Task, version: int, size: int) -> None:
-        self.number = number
-        self.task = task
-        self.version = version
-        self._episodes: list[Episode | None] = [None] * size
-        self._open = size
-        self._lock = threading.Lock()
-
-    def put(self, attempt: int, episode: Episode | None) -> Group | None:
-        """Note an attempt's end (None: lost); returns the group when it was the last one."""
-        with self._lock:
-            self._episodes[attempt] = episode
-            self._open -= 1
-            if self._open:
-                return None
-        graded = tuple(e for e in self._episodes if e is not None)
-        return Group(
-            self.number, self.task.instance_id, self.version, graded, len(self._episodes) - len(graded)
-        )
 
 
 class TrainingJob:
@@ -173,10 +101,10 @@ class TrainingJob:
             for workers in (rollouts, graders):
                 workers.close(timeout=1.0)
 
-    def _fill_batch(self, deadline: float) -> _Batch | None:
+    def _fill_batch(self, deadline: float) -> Batch | None:
         """Take finished groups until the batch is full. Returns None when time is over."""
         config = self._config
-        batch = _Batch(began=time.monotonic())
+        batch = Batch(began=time.monotonic())
         most = config.max_groups_per_batch
         useless = 0
         while True:
@@ -193,7 +121,7 @@ class TrainingJob:
             self._note(batch, group, fate)
             useless = useless + 1 if fate in (Fate.UNIFORM, Fate.FAILED) else 0
             if useless >= config.max_fruitless_groups:
-                raise NoLearningSignal(self._why_fruitless(useless))
+                raise NoLearningSignal(why_fruitless(self._folder.events, self.name, useless))
 
     def _next_completed(self, deadline: float) -> Group | None:
         while time.time() < deadline:
@@ -211,7 +139,7 @@ class TrainingJob:
             return item
         return None
 
-    def _note(self, batch: _Batch, group: Group, fate: Fate) -> None:
+    def _note(self, batch: Batch, group: Group, fate: Fate) -> None:
         batch.fates[fate] += 1
         batch.lost += group.lost
         batch.rewards += group.rewards.tolist()
@@ -236,7 +164,7 @@ class TrainingJob:
             lost=group.lost,
         )
 
-    def _minibatches(self, batch: _Batch) -> Iterator[list[Any]]:
+    def _minibatches(self, batch: Batch) -> Iterator[list[Any]]:
         for groups in split_evenly(batch.kept, self._config.minibatch_groups):
             references = None
             if self._reference is not None:
@@ -246,7 +174,7 @@ class TrainingJob:
                 ]
             yield prepare_minibatch(groups, references, self._config.kl_coef)
 
-    def _train_on(self, batch: _Batch, phase: str, step: int) -> None:
+    def _train_on(self, batch: Batch, phase: str, step: int) -> None:
         """Update, save, publish, and write the checkpoint and the step's line."""
         filled = time.monotonic()
         trained = self._client.train(self._minibatches(batch), step)
@@ -317,28 +245,6 @@ class TrainingJob:
         """How often this job has published: the version of its newest policy."""
         return self._version
 
-    def _why_fruitless(self, count: int) -> str:
-        """Say what the last groups were like, from the log."""
-        from .events import EventReader
-
-        rewards: dict[str, list[float]] = {}
-        faults: Counter[str] = Counter()
-        for event in EventReader(self._folder.events).read():
-            if event.get("job") == self.name and event["event"] in ("group", "group_failed"):
-                rewards.setdefault(event["instance_id"], []).extend(event["rewards"])
-            if event.get("job") == self.name and event["event"] == "attempt_fault":
-                faults[event["reason"]] += 1
-        rates = sorted((float(np.mean(values)), task) for task, values in rewards.items() if values)
-        text = (
-            f"{self.name}: {count} groups in a row had no mixed rewards, so there is nothing to learn from. "
-        )
-        if faults:
-            text += (
-                "Commonest faults: " + "; ".join(f"{n} x {why}" for why, n in faults.most_common(3)) + ". "
-            )
-        text += "Solve rates: " + ", ".join(f"{task} {rate:.2f}" for rate, task in rates[:12]) + ". "
-        return text + "Choose tasks that the policy sometimes solves, or raise max_fruitless_groups."
-
     # -- The producer and the workers --------------------------------------------------------------
 
     def _guard(self, work: Any, *args: Any) -> None:
@@ -386,7 +292,7 @@ class TrainingJob:
                 self._inflight += 1
                 version, sampler = self._version, self._sampler
             task = task_at(self._tasks, self._config.seed, self.index, number)
-            assembly = _Assembly(number, task, version, self._config.group_size)
+            assembly = Assembly(number, task, version, self._config.group_size)
             for attempt in range(self._config.group_size):
                 identity = Identity(phase, self.name, number, attempt, task.instance_id, version)
                 rollouts.submit(
@@ -397,7 +303,7 @@ class TrainingJob:
 
     def _roll_out(
         self,
-        assembly: _Assembly,
+        assembly: Assembly,
         sampler: PolicySampler,
         identity: Identity,
         graders: Workers,
@@ -415,7 +321,7 @@ class TrainingJob:
         graders.submit(lambda: self._guard(self._grade, assembly, rollout, identity, waiting))
 
     def _grade(
-        self, assembly: _Assembly, rollout: Rollout, identity: Identity, waiting: threading.BoundedSemaphore
+        self, assembly: Assembly, rollout: Rollout, identity: Identity, waiting: threading.BoundedSemaphore
     ) -> None:
         try:
             if not self._over.is_set():
@@ -425,7 +331,7 @@ class TrainingJob:
         finally:
             waiting.release()
 
-    def _finish(self, assembly: _Assembly, attempt: int, episode: Episode | None) -> None:
+    def _finish(self, assembly: Assembly, attempt: int, episode: Episode | None) -> None:
         group = assembly.put(attempt, episode)
         if group is not None:
             with self._change:

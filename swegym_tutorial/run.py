@@ -12,36 +12,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import math
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import sandbox
 from .attempts import AttemptRunner
-from .bundled import POLICY
 from .config import TrainingConfig
+from .connect import RunError, check_same, connect, model_folder, saved_config, server_from_environment
 from .evaluate import Evaluation, evaluate
 from .events import EventReader, RunFolder, dumps, write_atomically
 from .grading import Grader
 from .job import TrainingJob, read_checkpoint
-from .policy import PolicySampler, PolicyService, Stopped
+from .policy import PolicySampler, Stopped
 from .rollout import Chat
 from .tasks import Task, load_tasks
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
-    from .server.process import LocalServer
-
-
-class RunError(RuntimeError):
-    """The run cannot start or go on as it was asked; the text says why and what to do."""
 
 
 class TrainingRun:
@@ -73,12 +67,12 @@ class TrainingRun:
                 f"{self.folder.path} is in use: name a new output folder, or resume to go on with what is there"
             )
         if self.folder.used():
-            _check_same(saved_config(self.folder.path), config)
+            check_same(saved_config(self.folder.path), config)
         if config.sandbox not in sandbox.KINDS:
             raise RunError(
                 f"no sandbox is called {config.sandbox!r}; there are {' and '.join(sandbox.KINDS)}"
             )
-        self._server_address = server or _server_from_environment(config)
+        self._server_address = server or server_from_environment(config)
         if self._server_address is None:
             model_folder(config)
         self._tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
@@ -262,76 +256,6 @@ class TrainingRun:
         self.evaluations.append(result)
 
 
-def connect(
-    config: TrainingConfig,
-    folder: RunFolder,
-    address: tuple[str, str] | None,
-    stop: threading.Event,
-    closing: contextlib.ExitStack,
-    on_death: Callable[[str], None],
-) -> PolicyService:
-    """Connect to the server at (URL, key), or where there is none to a local one, started and closed here.
-
-    on_death: called with the reason where the local one ends by itself.
-    """
-    if address is None:
-        from .server.process import LocalServer
-
-        models = {config.base_model: model_folder(config)}
-        threads = max(1, (os.cpu_count() or 2) // 2)  # the other half is for sandboxes and tests
-        server = LocalServer(
-            models, state_dir=folder.path / "server", log_path=folder.path / "server.log", threads=threads
-        )
-        closing.callback(server.stop)
-        if not server.start(stop):
-            raise Stopped
-        address = (server.url, server.key)
-        over = threading.Event()
-        threading.Thread(
-            target=_watch, args=(server, over, on_death), name="server-watch", daemon=True
-        ).start()
-        closing.callback(over.set)
-    service = PolicyService(config, *address, stop)
-    closing.callback(service.close)
-    return service
-
-
-def _watch(server: LocalServer, over: threading.Event, on_death: Callable[[str], None]) -> None:
-    while not over.wait(0.5):
-        if reason := server.death():
-            on_death(reason)
-            return
-
-
-def model_folder(config: TrainingConfig) -> Path:
-    """Return the folder that the local server serves: the bundled policy's, or the one that base_model names."""
-    if config.base_model == TrainingConfig.base_model:
-        return POLICY
-    folder = Path(config.base_model)
-    if not (folder / "config.json").is_file():
-        raise RunError(f"base_model {config.base_model!r} is no model folder: it has no config.json")
-    return folder
-
-
-def saved_config(folder: Path) -> TrainingConfig:
-    """Return the settings of the run in a folder. Raises RunError where there are none that can be read."""
-    path = folder / "config.json"
-    try:
-        return TrainingConfig(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{folder} holds no run to go on with: {path.name} cannot be read: {error}") from error
-
-
-def _check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
-    """Refuse to go on with other settings where the checkpoints or the order of the tasks depend on them."""
-    fixed = ["preset", "base_model", "tasks", "seed", "lora_rank", "train_unembed", "group_size", "system_prompt"]
-    if changed := [name for name in fixed if getattr(saved, name) != getattr(config, name)]:
-        told = ", ".join(
-            f"{name} was {getattr(saved, name)!r}, not {getattr(config, name)!r}" for name in changed
-        )
-        raise RunError(f"a run can only be resumed with what it began with: {told}")
-
-
 def evaluate_policy(
     folder: Path | None, *, split: str = "held-out", attempts: int = 8, seed: int = 0
 ) -> Evaluation:
@@ -363,7 +287,7 @@ def evaluate_policy(
         closing.callback(run_folder.close)
         sandboxes = sandbox.backend(config.sandbox)
         closing.callback(sandboxes.close)
-        service = connect(config, run_folder, _server_from_environment(config), stop, closing, ended)
+        service = connect(config, run_folder, server_from_environment(config), stop, closing, ended)
         closing.callback(stop.set)
         chat = Chat(service.tokenizer(service.create_client(0)), config.system_prompt)
         service.stop_tokens = chat.stop_tokens
@@ -388,16 +312,3 @@ def _told(reasons: list[str]) -> Iterator[None]:
         yield
     except Stopped:
         raise RunError(reasons[0] if reasons else "stopped") from None
-
-
-def _server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
-    if config.preset == "laptop":
-        return None
-    url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
-    if not url or not key:
-        missing = " and ".join(n for n, v in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not v)
-        raise RunError(
-            f"the {config.preset} preset trains on your Tinker-compatible server; not set: {missing}. "
-            "Export TINKER_BASE_URL='https://...' and TINKER_API_KEY='tml-...', or use --preset laptop"
-        )
-    return url, key

@@ -16,9 +16,10 @@ import pytest
 
 from swegym_tutorial import TrainingConfig, load_tasks
 from swegym_tutorial.attempts import Workers
+from swegym_tutorial.batches import NoLearningSignal, task_at
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.grading import Episode, Outcome, Verdict
-from swegym_tutorial.job import NoLearningSignal, TrainingJob, task_at
+from swegym_tutorial.job import TrainingJob
 from swegym_tutorial.policy import PolicyError, Stopped
 from swegym_tutorial.rollout import Ending, Rollout
 

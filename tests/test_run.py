@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 from swegym_tutorial import TrainingConfig, TrainingRun
+from swegym_tutorial.batches import CheckpointError, read_checkpoint
+from swegym_tutorial.connect import RunError
 from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.grading import Outcome
-from swegym_tutorial.job import CheckpointError, read_checkpoint
 from swegym_tutorial.policy import PolicyError
-from swegym_tutorial.run import RunError, evaluate_policy
+from swegym_tutorial.run import evaluate_policy
 from swegym_tutorial.terminal import summarise
 
 ROOT = Path(__file__).parent.parent

@@ -1,0 +1,137 @@
+"""What the `swegym-tutorial` command takes, and what its `--help` says. Knows nothing of what it does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def _positive(kind: Any) -> Any:
+    def read(text: str) -> Any:
+        value = kind(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"must be positive, not {text}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="swegym-tutorial",
+        description="Train a coding agent with reinforcement learning: on this machine in minutes, or on a "
+        "Tinker-compatible server for real.",
+        epilog="Start with `swegym-tutorial doctor`, then `swegym-tutorial train --evaluate`.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _train_arguments(
+        commands.add_parser(
+            "train",
+            help="run the whole loop",
+            description="Train. The laptop preset needs no account, GPU or network. The spindle preset has the "
+            "numbers of the published run of Qwen3.5-9B, and trains on the Tinker-compatible server that "
+            "TINKER_BASE_URL and TINKER_API_KEY name; its SWE-Gym tasks and Modal sandboxes are not part of this "
+            "release yet, so name --tasks FILE and --sandbox local.",
+        )
+    )
+
+    show = commands.add_parser("show", help="show a run: its steps, its figure, one of its attempts")
+    show.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
+    show.add_argument(
+        "--episode", metavar="NAME", help="an attempt, like g000003-a2: its turns, patch and tests"
+    )
+    show.add_argument(
+        "--png", type=Path, metavar="FILE", help="where the figure goes (default: RUN/reward_time.png)"
+    )
+    show.set_defaults(command="show")
+
+    evaluate = commands.add_parser("evaluate", help="measure a policy: resolve rate and pass@k")
+    evaluate.add_argument(
+        "run_folder", type=Path, nargs="?", metavar="RUN", help="a run: its last checkpoint"
+    )
+    evaluate.add_argument("--base", action="store_true", help="the policy that training starts from")
+    evaluate.add_argument("--split", default="held-out", help="train or held-out (default)")
+    evaluate.add_argument("--attempts", type=_positive(int), default=8, help="attempts a task (default 8)")
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.set_defaults(command="evaluate")
+
+    tasks = commands.add_parser("tasks", help="list, show and validate tasks")
+    kinds = tasks.add_subparsers(required=True, metavar="COMMAND")
+    listing = kinds.add_parser("list", help="one line a task")
+    listing.set_defaults(command="tasks_list")
+    one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
+    one.add_argument("id", metavar="ID")
+    one.set_defaults(command="tasks_show")
+    check = kinds.add_parser("validate", help="base must fail, the gold patch must pass")
+    check.add_argument("ids", nargs="*", metavar="ID", help="default: all")
+    check.add_argument("--times", type=_positive(int), default=1, help="how often each is run (default 1)")
+    check.add_argument("--sandbox", default="local", help="local (default) or subprocess")
+    check.set_defaults(command="tasks_validate")
+    for command in (listing, one, check):
+        command.add_argument(
+            "--tasks", default="bundled", metavar="SOURCE", help="bundled (default) or a JSONL file"
+        )
+
+    sandboxes = commands.add_parser("sandboxes", help="find and delete what killed runs left behind")
+    kinds = sandboxes.add_subparsers(required=True, metavar="COMMAND")
+    kinds.add_parser("list", help="folders of runs that are no more").set_defaults(command="sandboxes_list")
+    kinds.add_parser("reap", help="delete them").set_defaults(command="sandboxes_reap")
+
+    serve = commands.add_parser("serve", help="serve a model folder to tinker clients on this machine")
+    serve.add_argument("--port", type=int, default=0, help="default: a free one")
+    serve.add_argument(
+        "--model", type=Path, metavar="PATH", help="a causal LM's folder (default: the bundled policy)"
+    )
+    serve.add_argument(
+        "--name", action="append", help="the base_model name it answers to; may be given again"
+    )
+    serve.add_argument(
+        "--state", type=Path, default=Path("runs/server"), help="where checkpoints go (default: runs/server)"
+    )
+    serve.add_argument("--api-key", help="default: the TINKER_API_KEY in the environment, else a random one")
+    serve.set_defaults(command="serve")
+
+    doctor = commands.add_parser(
+        "doctor", help="tell what works on this machine, and how to mend what doesn't"
+    )
+    doctor.set_defaults(command="doctor")
+    return parser
+
+
+def _train_arguments(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--preset", choices=("laptop", "spindle"), help="default: spindle where TINKER_BASE_URL is set"
+    )
+    train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<time>)")
+    train.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoints in the output folder"
+    )
+    train.add_argument("--evaluate", action="store_true", help="measure the held-out split before and after")
+    train.add_argument("--clients", type=_positive(int), metavar="N", help="LoRA adapters side by side")
+    train.add_argument("--steps", type=_positive(int), metavar="N", help="batches a client")
+    train.add_argument(
+        "--groups-per-batch", type=_positive(int), metavar="N", help="tasks that one update learns from"
+    )
+    train.add_argument(
+        "--hours", type=_positive(float), metavar="H", help="training ends after these many hours of the run"
+    )
+    train.add_argument(
+        "--seed", type=int, metavar="N", help="decides the order of tasks, the adapter's start, the sampling"
+    )
+    train.add_argument("--tasks", metavar="SOURCE", help="bundled, or a JSONL file")
+    train.add_argument("--sandbox", choices=("local", "subprocess"), help="subprocess: no isolation at all")
+    train.add_argument(
+        "--base-model", metavar="NAME", help="the server's name for the model; on a laptop, or its folder"
+    )
+    train.add_argument(
+        "--tokenizer", metavar="NAME", help="a path or hub name (default: what the server says)"
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        metavar="FIELD=VALUE",
+        help="any other setting of TrainingConfig; may be given again",
+    )
+    train.set_defaults(command="train")

@@ -1,0 +1,118 @@
+"""What a run needs before it starts: its server, its model, and the settings of the run that it goes on with.
+
+Knows nothing of jobs and evaluations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .bundled import POLICY
+from .config import TrainingConfig
+from .events import RunFolder
+from .policy import PolicyService, Stopped
+
+if TYPE_CHECKING:
+    from .server.process import LocalServer
+
+
+class RunError(RuntimeError):
+    """The run cannot start or go on as it was asked; the text says why and what to do."""
+
+
+def connect(
+    config: TrainingConfig,
+    folder: RunFolder,
+    address: tuple[str, str] | None,
+    stop: threading.Event,
+    closing: contextlib.ExitStack,
+    on_death: Callable[[str], None],
+) -> PolicyService:
+    """Connect to the server at (URL, key), or where there is none to a local one, started and closed here.
+
+    on_death: called with the reason where the local one ends by itself.
+    """
+    if address is None:
+        from .server.process import LocalServer
+
+        models = {config.base_model: model_folder(config)}
+        threads = max(1, (os.cpu_count() or 2) // 2)  # the other half is for sandboxes and tests
+        server = LocalServer(
+            models, state_dir=folder.path / "server", log_path=folder.path / "server.log", threads=threads
+        )
+        closing.callback(server.stop)
+        if not server.start(stop):
+            raise Stopped
+        address = (server.url, server.key)
+        over = threading.Event()
+        threading.Thread(
+            target=_watch, args=(server, over, on_death), name="server-watch", daemon=True
+        ).start()
+        closing.callback(over.set)
+    service = PolicyService(config, *address, stop)
+    closing.callback(service.close)
+    return service
+
+
+def _watch(server: LocalServer, over: threading.Event, on_death: Callable[[str], None]) -> None:
+    while not over.wait(0.5):
+        if reason := server.death():
+            on_death(reason)
+            return
+
+
+def model_folder(config: TrainingConfig) -> Path:
+    """Return the folder that the local server serves: the bundled policy's, or the one that base_model names."""
+    if config.base_model == TrainingConfig.base_model:
+        return POLICY
+    folder = Path(config.base_model)
+    if not (folder / "config.json").is_file():
+        raise RunError(f"base_model {config.base_model!r} is no model folder: it has no config.json")
+    return folder
+
+
+def saved_config(folder: Path) -> TrainingConfig:
+    """Return the settings of the run in a folder. Raises RunError where there are none that can be read."""
+    path = folder / "config.json"
+    try:
+        return TrainingConfig(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{folder} holds no run to go on with: {path.name} cannot be read: {error}") from error
+
+
+def check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
+    """Refuse to go on with other settings where the checkpoints or the order of the tasks depend on them."""
+    fixed = [
+        "preset",
+        "base_model",
+        "tasks",
+        "seed",
+        "lora_rank",
+        "train_unembed",
+        "group_size",
+        "system_prompt",
+    ]
+    if changed := [name for name in fixed if getattr(saved, name) != getattr(config, name)]:
+        told = ", ".join(
+            f"{name} was {getattr(saved, name)!r}, not {getattr(config, name)!r}" for name in changed
+        )
+        raise RunError(f"a run can only be resumed with what it began with: {told}")
+
+
+def server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
+    if config.preset == "laptop":
+        return None
+    url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    if not url or not key:
+        missing = " and ".join(n for n, v in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not v)
+        raise RunError(
+            f"the {config.preset} preset trains on your Tinker-compatible server; not set: {missing}. "
+            "Export TINKER_BASE_URL='https://...' and TINKER_API_KEY='tml-...', or use --preset laptop"
+        )
+    return url, key
