@@ -11,14 +11,14 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from .config import TrainingConfig
-from .patches import apply_patch, touched_files
+from .patches import GIT_TIMEOUT, Applied, apply_patch, touched_files
 from .rollout import Rollout
 from .sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError
 from .tasks import Task
@@ -27,7 +27,11 @@ LOG_BYTES = 1 << 20  # of the tests' output, head and tail
 TEST_ENV = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
 }  # plugins of this machine are no part of a task, and take seconds
-GUARDED = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
+GUARDED = (
+    *("conftest.py", "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
+    *("tox.ini", "setup.cfg", "pyproject.toml"),
+    ".gitattributes",  # would change the tests while they are put in place
+)
 
 
 class Outcome(StrEnum):
@@ -77,9 +81,12 @@ class Episode:
 def grade(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig) -> Verdict:
     """Apply a patch in a fresh sandbox and run the task's hidden tests there.
 
-    The files of the test patch are put back to base_commit first, and so are files that configure pytest
-    unless the gold patch touches them too, whatever the patch did to them. An empty or too large patch needs
-    no sandbox. Raises SandboxError for infrastructure faults.
+    Guarded: the files of the test patch, and the names in GUARDED (they configure pytest) wherever they lie
+    unless the gold patch touches them too. Whatever the patch did to these is undone before the tests run: they
+    are as in base_commit. Not guarded: all other code that the tests' process runs. A patch can still bring a
+    module that stands in for pytest, a tests/__init__.py, or code that prints a summary of its own and leaves;
+    so a reward is no proof against an agent that sets out to forge it. An empty or too large patch needs no
+    sandbox. Raises SandboxError for infrastructure faults.
     """
     start = time.monotonic()
     if not patch.strip():
@@ -93,9 +100,10 @@ def grade(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingC
 def run_tests(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig) -> Verdict:
     """Run the hidden tests on base_commit with a patch (b"" for none) in a fresh sandbox. Raises SandboxError."""
     with closing(sandboxes.open(task)) as sandbox:
-        if patch and (refusal := apply_patch(sandbox, patch)):
-            return Verdict(Outcome.INVALID_PATCH, detail=refusal)
-        undone = _put_tests_in_place(sandbox, task, patch)
+        applied = apply_patch(sandbox, patch) if patch else Applied()
+        if applied.refusal is not None:
+            return Verdict(Outcome.INVALID_PATCH, detail=applied.refusal)
+        undone = _put_tests_in_place(sandbox, task, applied.paths)
         command = f"{task.test_command} {' '.join(map(shlex.quote, _test_files(task)))}"
         result = sandbox.exec(command, timeout=config.grading_timeout, output_bytes=LOG_BYTES, env=TEST_ENV)
     verdict = judge(task, result)
@@ -104,7 +112,8 @@ def run_tests(task: Task, patch: bytes, sandboxes: SandboxBackend, config: Train
 
 def judge(task: Task, result: CommandResult) -> Verdict:
     """Read a run of the hidden tests. Every FAIL_TO_PASS and PASS_TO_PASS test must be told as PASSED."""
-    tests = parse_pytest(result.output)
+    wanted = (*task.fail_to_pass, *task.pass_to_pass)
+    tests = parse_pytest(result.output, wanted)
     if result.timed_out:
         return Verdict(
             Outcome.TESTS_TIMEOUT, tests, f"the tests were killed after {result.seconds:.0f} s", result.output
@@ -113,7 +122,6 @@ def judge(task: Task, result: CommandResult) -> Verdict:
         return Verdict(
             Outcome.TESTS_CRASHED, {}, f"no test told a result; exit code {result.exit_code}", result.output
         )
-    wanted = (*task.fail_to_pass, *task.pass_to_pass)
     missing = [test for test in wanted if tests.get(test) != "PASSED"]
     detail = (
         "" if not missing else "not passed: " + ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
@@ -123,41 +131,76 @@ def judge(task: Task, result: CommandResult) -> Verdict:
     )
 
 
-_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?)(?: - .*)?$")
+_RESULT = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*)")
+_DASH = " - "  # between a test and its message
 
 
-def parse_pytest(output: str) -> dict[str, str]:
-    """Read the short summary that `pytest -rA` prints: test id -> status, the worst where one is told twice."""
+def parse_pytest(output: str, wanted: Collection[str] = ()) -> dict[str, str]:
+    """Read the short summary that `pytest -rA` prints: test id -> status, the worst where one is told twice.
+
+    An id ends at the first " - ", unless it is one of the `wanted` ids, which may hold that themselves.
+    """
     order = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")
+    known, longest = frozenset(wanted), max(map(len, wanted), default=0)
     tests: dict[str, str] = {}
     for line in output.splitlines():
-        if match := _RESULT.match(line):
-            status, name = match.groups()
+        if match := _RESULT.fullmatch(line):
+            status, rest = match.groups()
+            name = _known_id(rest, known, longest) or rest.partition(_DASH)[0]
             tests[name] = max(status, tests.get(name, status), key=order.index)
     return tests
+
+
+def _known_id(rest: str, known: frozenset[str], longest: int) -> str | None:
+    """Return the longest known id that the line begins with, up to its end or a dash."""
+    end = len(rest) if len(rest) <= longest else rest.rfind(_DASH, 0, longest + len(_DASH))
+    while end > 0:
+        if rest[:end] in known:
+            return rest[:end]
+        end = rest.rfind(_DASH, 0, end + len(_DASH) - 1)
+    return None
 
 
 def _test_files(task: Task) -> list[str]:
     return [path for path in touched_files(task.test_patch) if path.endswith(".py")]
 
 
-def _put_tests_in_place(sandbox: Sandbox, task: Task, patch: bytes) -> str:
-    """Undo the patch's changes to tests and their configuration, then apply the test patch. Says what it undid."""
+# Reads NUL-separated paths. A link or file where a path needs a folder goes too: git keeps no path behind one.
+_PUT_BACK = """
+list="${{TMPDIR:-/tmp}}"/put-back
+while IFS= read -r -d '' path; do
+    while [[ $path == */* ]]; do
+        path=${{path%/*}}
+        if [[ -L $path || -f $path ]]; then rm -f -- "$path"; fi
+    done
+done < "$list"
+set -e -o pipefail
+xargs -0 -r rm -rf -- < "$list"
+xargs -0 -r git --literal-pathspecs ls-tree -r -z --name-only {base} -- < "$list" |
+    xargs -0 -r git --literal-pathspecs checkout -q {base} --
+"""
+
+
+def _put_tests_in_place(sandbox: Sandbox, task: Task, changed: Sequence[str]) -> str:
+    """Undo what a patch changed of the tests and their configuration, then apply the test patch.
+
+    changed: the paths that the patch touches. Returns in words what was undone.
+    """
     tests = touched_files(task.test_patch)
-    gold = set(touched_files(task.patch))
-    changed = touched_files(patch.decode("utf-8", "replace"))
-    guarded = [p for p in changed if p.rpartition("/")[2] in GUARDED and p not in gold and p not in tests]
-    for path in (*tests, *guarded):
-        name = shlex.quote(path)
-        base = task.base_commit or "HEAD"
-        sandbox.exec(
-            f"rm -rf {name}; git cat-file -e {base}:{name} 2>/dev/null && git checkout -q {base} -- {name}",
-            timeout=60,
+    own = {*tests, *touched_files(task.patch)}
+    guarded = [path for path in changed if path not in own and not set(path.split("/")).isdisjoint(GUARDED)]
+    paths = "".join(f"{path}\0" for path in (*tests, *guarded))
+    sandbox.write_file("/tmp/put-back", paths.encode("utf-8", "surrogateescape"))
+    result = sandbox.exec(_PUT_BACK.format(base=task.base_commit or "HEAD"), timeout=GIT_TIMEOUT)
+    if result.exit_code:
+        raise SandboxError(
+            f"{task.instance_id}: the tests could not be put back: {result.output.strip()[-300:]}"
         )
-    if refusal := apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch"):
+    refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
+    if refusal is not None:
         raise SandboxError(f"{task.instance_id}: the test patch does not apply on base: {refusal}")
-    undone = [path for path in changed if path in guarded or path in tests]
-    return f"undone before the tests ran: {', '.join(undone)}" if undone else ""
+    undone = ", ".join(path for path in changed if path in guarded or path in tests)
+    return f"undone before the tests ran: {undone}".encode("utf-8", "replace").decode() if undone else ""
 
 
 class Grader:

@@ -111,6 +111,100 @@ def test_case_9_an_honest_fix_beside_it_is_still_resolved(task, sandboxes, confi
     assert verdict.outcome is Outcome.RESOLVED and "pytest.ini" in verdict.detail
 
 
+FORGE = (
+    "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+    "    out = yield\n    out.get_result().outcome = 'passed'\n"
+)
+WRITE = f"cat > conftest.py <<'E'\n{FORGE}E\n"
+
+
+# The same, where the text of the patch hides the name.
+@pytest.mark.parametrize(
+    "cheat, undone",
+    [
+        (WRITE + "echo 'conftest.py -diff' > .gitattributes", "conftest.py"),
+        (WRITE + "echo '* -diff' > .git/info/attributes", "conftest.py"),
+        (
+            WRITE + "mv conftest.py tests/; echo '* working-tree-encoding=UTF-16' > .gitattributes",
+            ".gitattributes",
+        ),
+        (
+            WRITE + "mkdir 'ä\"\\'; mv conftest.py 'ä\"\\'; ln -s 'ä\"\\/conftest.py' conftest.py",
+            'ä"\\/conftest.py',
+        ),
+        (WRITE + "mv conftest.py forge.py; ln -s forge.py conftest.py", "conftest.py"),
+        (
+            WRITE
+            + "mkdir src/x; mv conftest.py src/x/it; cp src/x/it src/conftest.py; ln -s src/x pytest.ini",
+            "pytest.ini",
+        ),
+        (WRITE + "mv tests t; ln -s t tests; mv conftest.py t/", "t/conftest.py"),
+        (WRITE + "rm -r tests; echo > tests", "conftest.py"),
+        ("printf '[pytest]\\naddopts = [\"--collect-only\"]\\n' > pytest.toml", "pytest.toml"),
+        ("printf '[pytest]\\naddopts = [\"--collect-only\"]\\n' > .pytest.toml", ".pytest.toml"),
+        ("git mv {test} tests/other.py", "{test}"),
+        ("rm {test}; mkdir -p {test}/x; echo > {test}/x/y", "{test}"),
+        ("rm {test}; ln -s ../README.md {test}", "{test}"),
+        ("echo '{test} text eol=crlf' > .gitattributes", ".gitattributes"),
+        ("mkdir conftest.py; echo > conftest.py/__init__.py", "conftest.py/__init__.py"),
+        ("mkdir ':(top)*'; echo > ':(top)*/conftest.py'", ":(top)*/conftest.py"),
+    ],
+)
+def test_case_9_a_name_that_the_patch_hides_is_found_by_git(task, sandboxes, config, cheat, undone):
+    test = touched_files(task.test_patch)[0]
+    patch = patch_of(sandboxes, task, cheat.replace("{test}", test))
+    verdict = grade(task, patch, sandboxes, config)
+    assert verdict.outcome in (Outcome.UNRESOLVED, Outcome.TESTS_CRASHED)
+    assert undone.replace("{test}", test) in verdict.detail.partition("undone before the tests ran: ")[
+        2
+    ].split(", ")
+
+
+def test_case_9_a_copy_and_a_name_that_is_no_utf8_are_found_too(task, sandboxes, config):
+    box = sandboxes.open(task)
+    command = f"{WRITE}mv conftest.py src/forge; git add -A; git commit -q -m x; cp src/forge conftest.py; git add -A; "
+    copied = box.exec(command + "git diff --cached -C -C HEAD", timeout=20).output.encode()
+    box.close()
+    assert b"copy to conftest.py" in copied
+    forge = patch_of(sandboxes, task, f"{WRITE}mv conftest.py src/forge")
+    verdict = grade(task, forge + copied, sandboxes, config)
+    assert verdict.reward == 0.0
+    odd = patch_of(sandboxes, task, "mkdir $'\\xff'; echo x > $'\\xff/conftest.py'; echo > $'a\\tb'")
+    verdict = grade(task, odd, sandboxes, config)
+    assert verdict.outcome is Outcome.UNRESOLVED and verdict.detail.endswith("tests ran: ?/conftest.py")
+
+
+def test_case_9_a_file_that_the_gold_patch_touches_is_the_agents_to_change(task, sandboxes, config):
+    gold = "--- a/pytest.ini\n+++ b/pytest.ini\n"
+    patch = patch_of(sandboxes, task, "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini")
+    verdict = grade(replace(task, patch=gold), patch, sandboxes, config)
+    assert verdict.outcome is Outcome.TESTS_CRASHED and "undone" not in verdict.detail
+
+
+def test_case_9_a_new_test_file_is_put_in_place_whatever_lies_there(task, sandboxes, config):
+    lines = "def test_new():\n    assert True\n"
+    new = "diff --git a/new/deep/test_new.py b/new/deep/test_new.py\nnew file mode 100644\n"
+    new += "--- /dev/null\n+++ b/new/deep/test_new.py\n@@ -0,0 +1,2 @@\n"
+    new += "".join(f"+{line}\n" for line in lines.splitlines())
+    other = replace(task, test_patch=new, fail_to_pass=("new/deep/test_new.py::test_new",), pass_to_pass=())
+    for command in (
+        "ln -s src new",
+        "echo > new",
+        "mkdir -p new/deep/test_new.py; echo > new/deep/test_new.py/x",
+    ):
+        verdict = grade(other, patch_of(sandboxes, task, command), sandboxes, config)
+        assert verdict.outcome is Outcome.RESOLVED, verdict
+
+
+def test_a_patch_of_ten_thousand_guarded_files_is_undone(task, sandboxes, config):
+    # More than fits into one command line.
+    name = "x" * 100
+    script = f"for n in range(10_000): os.makedirs(f'{name}/{{n}}'); open(f'{name}/{{n}}/conftest.py', 'w').write('x')"
+    patch = patch_of(sandboxes, task, f'python -c "import os\n{script}"')
+    verdict = grade(task, patch, sandboxes, replace(config, patch_bytes=len(patch)))
+    assert verdict.outcome is Outcome.UNRESOLVED and verdict.detail.count("/conftest.py") == 10_000
+
+
 def test_case_6_a_run_without_a_result_is_never_a_reward(task):
     # The exit code says nothing: what counts is what the tests told.
     silent = judge(task, CommandResult(0, "all good\n5 passed\n", False, 0, 1.0))
@@ -138,6 +232,19 @@ def test_the_summary_is_read_whatever_the_order_and_the_worst_counts():
     expected = {"t.py::a": "ERROR", "t.py::b": "FAILED", "t.py::c[x y]": "PASSED"}
     assert parse_pytest(output) == expected
     assert parse_pytest("\n".join(reversed(output.splitlines()))) == expected
+
+
+def test_a_wanted_test_whose_id_holds_a_dash_is_read_whole(task):
+    wanted = ("t.py::a[x - y]", "t.py::a[x - y - z]", "t.py::a[- - -]")
+    output = (
+        "PASSED t.py::a[x - y]\nFAILED t.py::a[x - y - z] - assert 1 - 2\nPASSED t.py::a[- - -]\n"
+        "FAILED t.py::b - boom - bang\nPASSED t.py::c[u - v]\n"
+    )
+    expected = {wanted[0]: "PASSED", wanted[1]: "FAILED", wanted[2]: "PASSED", "t.py::b": "FAILED"}
+    assert parse_pytest(output, wanted) == {**expected, "t.py::c[u": "PASSED"}
+    resolved = replace(task, fail_to_pass=(wanted[0],), pass_to_pass=(wanted[2],))
+    assert judge(resolved, CommandResult(0, output, False, 0, 1.0)).outcome is Outcome.RESOLVED
+    assert parse_pytest("FAILED t.py::a" + " - " * 300_000, wanted) == {"t.py::a": "FAILED"}
 
 
 def test_an_infrastructure_fault_has_no_reward():
