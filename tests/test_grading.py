@@ -196,13 +196,13 @@ def test_case_9_a_new_test_file_is_put_in_place_whatever_lies_there(task, sandbo
         assert verdict.outcome is Outcome.RESOLVED, verdict
 
 
-def test_a_patch_of_ten_thousand_guarded_files_is_undone(task, sandboxes, config):
+def test_a_patch_of_two_thousand_guarded_files_is_undone(task, sandboxes, config):
     # More than fits into one command line.
-    name = "x" * 100
-    script = f"for n in range(10_000): os.makedirs(f'{name}/{{n}}'); open(f'{name}/{{n}}/conftest.py', 'w').write('x')"
+    name = "x" * 200
+    script = f"for n in range(2_000): os.makedirs(f'{name}/{{n}}'); open(f'{name}/{{n}}/conftest.py', 'w').write('x')"
     patch = patch_of(sandboxes, task, f'python -c "import os\n{script}"')
     verdict = grade(task, patch, sandboxes, replace(config, patch_bytes=len(patch)))
-    assert verdict.outcome is Outcome.UNRESOLVED and verdict.detail.count("/conftest.py") == 10_000
+    assert verdict.outcome is Outcome.UNRESOLVED and verdict.detail.count("/conftest.py") == 2_000
 
 
 def test_case_6_a_run_without_a_result_is_never_a_reward(task):
