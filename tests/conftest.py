@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -16,6 +17,9 @@ from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.rollout import Chat, Sample
 from swegym_tutorial.sandbox import SandboxBackend, backend
 from swegym_tutorial.tasks import Task
+
+# A job in the background starts with Ctrl-C ignored, and so would the processes of these tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
