@@ -24,6 +24,8 @@ from swegym_tutorial.plots import png_bytes, reward_time_figure
 from swegym_tutorial.terminal import summarise
 from swegym_tutorial.words import alt_text
 
+pytestmark = pytest.mark.slow  # most of these start a kernel
+
 HERE = Path(__file__).parent
 START = """
 import sys, time
