@@ -30,8 +30,10 @@ class TrainingConfig:
     base_model: str = "tiny-qwen3"  # the name that the training server knows the model by
     tokenizer: str | None = None  # a path or a hub name; None: what the server says
     tokenizer_revision: str | None = None  # pins the tokenizer's files on the hub
-    tasks: str = "bundled"  # bundled | a path to a JSONL file
-    sandbox: str = "local"  # local | subprocess: where the agent's commands and the tests run
+    tasks: str = "bundled"  # bundled | swegym | a path to a JSONL file
+    sandbox: str = (
+        "local"  # local | docker | modal | subprocess: where the agent's commands and the tests run
+    )
     clients: int = 1  # LoRA adapters trained side by side on one server
     lora_rank: int = 16  # alpha is the server's
     train_unembed: bool = False  # whether the output layer gets an adapter too
@@ -77,6 +79,11 @@ class TrainingConfig:
     inflight_groups: int = 4  # groups started and not yet graded
     grading_queue_size: int = 64  # attempts waiting to be graded before rollouts wait
     completed_group_buffer: int = 8  # graded groups waiting for the trainer before new ones wait
+    sandbox_cpus: float = 2.0  # cores of a sandbox (docker, modal)
+    sandbox_memory_mb: int = 2048  # memory of all processes of a sandbox together
+    sandbox_processes: int = 256  # processes and threads at once in a sandbox (all kinds but modal)
+    sandbox_lifetime: float = 7200.0  # a sandbox ends by itself after this (docker, modal)
+    sandbox_starts: int = 16  # sandboxes started at once at most: services throttle storms (docker, modal)
     attempt_retries: int = 2  # an infrastructure fault is tried again this often
     evaluation_attempts: int = 8  # attempts a held-out task, before and after
 
@@ -104,6 +111,11 @@ class TrainingConfig:
             "completed_group_buffer",
             "max_fruitless_groups",
             "evaluation_attempts",
+            "sandbox_cpus",
+            "sandbox_memory_mb",
+            "sandbox_processes",
+            "sandbox_lifetime",
+            "sandbox_starts",
             "grad_clip_norm",
             "clip_low",
             "adam_eps",
@@ -170,6 +182,8 @@ class TrainingConfig:
             rollout_workers=64,
             grading_workers=64,
             inflight_groups=32,
+            sandbox_memory_mb=8192,
+            sandbox_processes=4096,
             evaluation_attempts=4,
         )
         return replace(config, **changes)

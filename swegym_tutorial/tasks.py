@@ -54,7 +54,9 @@ class Task:
     environment_setup_commit: str = ""
     split: str = "train"
     test_command: str = ""  # run in the repository's root; the test files follow it
-    parser: str = "pytest"  # how its output is read
+    parser: str = "pytest"  # how its output is read: pytest, or swegym, which brings its own test command
+    image: str = ""  # the container image with the repository at /testbed; "" where the task brings `files`
+    setup: str = ""  # shell code that activates the environment for the agent and the tests; "" for none
     files: Mapping[str, str] = field(default_factory=dict, repr=False)  # path -> text at base_commit
 
 

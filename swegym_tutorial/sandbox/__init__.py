@@ -1,21 +1,22 @@
 """What a sandbox is: an isolated place with a task's repository at /testbed, where commands run.
 
-A backend opens sandboxes; each kind has its module (local.py: bubblewrap; subprocess.py: no isolation, an
-explicit opt-in). Both stand on hosted.py (folders, copies, closing) and process.py (one command under
-supervision); root.py finds and deletes what a machine that went down has left. Sandboxes know nothing of
-agents, tests or rewards.
+A backend opens sandboxes; each kind has its module. local.py (bubblewrap) and subprocess.py (no isolation, an
+explicit opt-in) stand on hosted.py (folders, copies, closing) and process.py (one command under supervision);
+docker.py and modal.py stand on remote.py and can open tasks that bring a container image. Sandboxes know
+nothing of agents, tests or rewards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..config import TrainingConfig
 from ..tasks import Task
 
 REPOSITORY = "/testbed"
-KINDS = ("local", "subprocess")
+KINDS = ("local", "docker", "modal", "subprocess")
 
 
 class SandboxError(RuntimeError):
@@ -84,22 +85,57 @@ class SandboxBackend(Protocol):
         """
         ...
 
+    def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Find the tasks that cannot be opened here: instance_id -> why (its image cannot be had, say).
+
+        Asks whatever service has the images, several at once. Raises SandboxError where it does not answer.
+        """
+        ...
+
     def close(self) -> None:
         """Close every sandbox still open and delete what the backend keeps. Safe to call twice."""
         ...
 
 
-def backend(name: str) -> SandboxBackend:
-    """Return the backend of that name: local or subprocess.
+@dataclass(frozen=True)
+class Leftover:
+    """A sandbox that is there now, of this driver or another: `sandboxes list` shows it, `reap` ends it."""
 
+    kind: str  # local, docker or modal
+    name: str  # its folder, or its id at the service
+    run: str  # the id of the run that opened it; "" where it is not known
+    age: float | None  # seconds
+    orphan: bool | None  # whether its driver is gone; None: cannot be told from here
+
+
+def backend(
+    name: str,
+    config: TrainingConfig | None = None,
+    *,
+    run: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> SandboxBackend:
+    """Return the backend of that name, one of KINDS.
+
+    config: its limits are asked for (default: the laptop's). run: an id that the sandboxes carry, so that they
+    can be listed and reaped. say: told of long work, such as an image that is pulled.
     Raises SandboxUnavailable where it cannot work here or there is none of that name.
     """
+    config = config or TrainingConfig.laptop()
     if name == "local":
         from .local import LocalBackend
 
-        return LocalBackend()
+        return LocalBackend(memory_mb=config.sandbox_memory_mb, processes=config.sandbox_processes)
     if name == "subprocess":
         from .subprocess import SubprocessBackend
 
-        return SubprocessBackend()
-    raise SandboxUnavailable(f"no sandbox is called {name!r}; there are {' and '.join(KINDS)}")
+        return SubprocessBackend(memory_mb=config.sandbox_memory_mb, processes=config.sandbox_processes)
+    if name == "docker":
+        from .docker import DockerBackend
+
+        return DockerBackend(config, run=run, say=say)
+    if name == "modal":
+        from .modal import ModalBackend
+
+        return ModalBackend(config, run=run, say=say)
+    raise SandboxUnavailable(f"no sandbox is called {name!r}; there are {', '.join(KINDS)}")

@@ -10,7 +10,7 @@ import itertools
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -182,6 +182,8 @@ class HostedBackend(ABC):
 
         The repository is made by git once a task and then copied from memory, where the task's files are too.
         """
+        if not task.files:
+            raise SandboxError(self._why_not(task))
         with self._open_one():
             repository = self._source(task).snapshot(self.root, task)
             number = next(self._numbers)
@@ -199,6 +201,16 @@ class HostedBackend(ABC):
                     return sandbox
             sandbox.close()
             raise SandboxError("the backend is closed")
+
+    def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Find the tasks that cannot be opened here; see the protocol."""
+        return {task.instance_id: self._why_not(task) for task in tasks if not task.files}
+
+    def _why_not(self, task: Task) -> str:
+        return (
+            f"{task.instance_id} brings no files but the image {task.image}, which the {self.name} sandbox "
+            "cannot open: use --sandbox docker or modal"
+        )
 
     @contextlib.contextmanager
     def _open_one(self) -> Iterator[None]:

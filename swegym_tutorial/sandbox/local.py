@@ -7,8 +7,8 @@ code; it is no defence against an attack on the kernel itself. Works for root an
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -107,7 +107,8 @@ class LocalSandbox(HostedSandbox):
         with os.fdopen(self._status_fd, "rb") as file:
             self._status = file.read()  # ends at once: bubblewrap, the one that writes, is gone
         child = self._told("child-pid")
-        if child is None:
+        if child is None:  # killed before it told: process 1 may be there, waiting for ever to be set up
+            kill_marked(str(self.state.path))
             return
         if not wait_gone(child, _USUAL_END):
             # Killed while it was set up, bubblewrap leaves process 1 alive: already out of its process group,
@@ -120,8 +121,9 @@ class LocalSandbox(HostedSandbox):
 
     def _told(self, what: str) -> int | None:
         """Return a number that bubblewrap told on the status pipe: "child-pid" first, "exit-code" last."""
-        documents = (json.loads(line) for line in self._status.splitlines())
-        return next((document[what] for document in documents if what in document), None)
+        # Found in the text, not parsed: killed while it writes, bubblewrap leaves its JSON document unfinished.
+        found = re.search(rb'"%s": (-?\d+)' % what.encode(), self._status)
+        return int(found[1]) if found else None
 
     def _exit_code(self, ended: Ended) -> int:
         code = self._told("exit-code")

@@ -231,6 +231,32 @@ def test_a_fork_bomb_ends_with_its_command(sandbox: Sandbox, form: LocalBackend)
     assert output(sandbox, "echo fine") == "fine\n"
 
 
+def test_a_command_may_be_killed_at_any_point_of_its_set_up(sandbox: Sandbox) -> None:
+    for thousandths in range(40):
+        for _ in range(3):
+            result = sandbox.exec("sleep 60", timeout=thousandths / 4000)
+            assert result.exit_code == 124 and result.timed_out
+    assert not processes_of(str(sandbox.state.path))  # type: ignore[attr-defined]
+    assert output(sandbox, "echo fine") == "fine\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "child", "code"),
+    [
+        (b"", None, None),
+        (b'{ "child-pid": 28063', 28063, None),  # as a killed bubblewrap left it
+        (b'{ "child-pid": 28063, "ipc-namespace": 40265', 28063, None),
+        (b'{ "child-pid": 7, "net-namespace": 1 }\n{ "exit-code": 3 }\n', 7, 3),
+    ],
+)
+def test_what_bubblewrap_told_before_it_was_killed(
+    sandbox: Sandbox, told: bytes, child: int | None, code: int | None
+) -> None:
+    sandbox._status = told  # type: ignore[attr-defined]
+    assert sandbox._told("child-pid") == child  # type: ignore[attr-defined]
+    assert sandbox._told("exit-code") == code  # type: ignore[attr-defined]
+
+
 EIGHT = "for i in 1 2 3 4 5 6 7 8; do python -c 'x = b\"x\" * (200 << 20); import time; time.sleep(60)' & done; wait"
 
 
