@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .sandbox import KINDS
+
 
 def _positive(kind: Any) -> Any:
     def read(text: str) -> Any:
@@ -30,10 +32,10 @@ def make_parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "train",
             help="run the whole loop",
-            description="Train. The laptop preset needs no account, GPU or network. The spindle preset has the "
-            "numbers of the published run of Qwen3.5-9B, and trains on the Tinker-compatible server that "
-            "TINKER_BASE_URL and TINKER_API_KEY name; its SWE-Gym tasks and Modal sandboxes are not part of this "
-            "release yet, so name --tasks FILE and --sandbox local.",
+            description="Train. The laptop preset needs no account, GPU or network. The spindle preset is the "
+            "published run: Qwen3.5-9B on 31 SWE-Gym tasks in Modal Sandboxes, eight LoRA clients on the "
+            "Tinker-compatible server that TINKER_BASE_URL and TINKER_API_KEY name. Begin it with --smoke-test, "
+            "then with --clients 1 --steps 1 --groups-per-batch 1.",
         )
     )
 
@@ -67,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     check = kinds.add_parser("validate", help="base must fail, the gold patch must pass")
     check.add_argument("ids", nargs="*", metavar="ID", help="default: all")
     check.add_argument("--times", type=_positive(int), default=1, help="how often each is run (default 1)")
-    check.add_argument("--sandbox", default="local", help="local (default) or subprocess")
+    check.add_argument("--sandbox", choices=KINDS, default="auto", help="where the tests run (default auto)")
     check.set_defaults(command="tasks_validate")
     for command in (listing, one, check):
         command.add_argument(
@@ -108,6 +110,11 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--resume", action="store_true", help="go on from the checkpoints in the output folder"
     )
+    train.add_argument(
+        "--smoke-test",
+        action="store_true",
+        help="only make an adapter on the server, publish it and sample from it once",
+    )
     train.add_argument("--evaluate", action="store_true", help="measure the held-out split before and after")
     train.add_argument("--clients", type=_positive(int), metavar="N", help="LoRA adapters side by side")
     train.add_argument("--steps", type=_positive(int), metavar="N", help="batches a client")
@@ -121,7 +128,11 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
         "--seed", type=int, metavar="N", help="decides the order of tasks, the adapter's start, the sampling"
     )
     train.add_argument("--tasks", metavar="SOURCE", help="bundled, or a JSONL file")
-    train.add_argument("--sandbox", choices=("local", "subprocess"), help="subprocess: no isolation at all")
+    train.add_argument(
+        "--sandbox",
+        choices=KINDS,
+        help="where commands run: local is bubblewrap, auto is local or else docker; subprocess isolates nothing",
+    )
     train.add_argument(
         "--base-model", metavar="NAME", help="the server's name for the model; on a laptop, or its folder"
     )

@@ -55,6 +55,8 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.resume and (args.output is None or not (args.output / "config.json").is_file()):
         parser.error("--resume goes on with a run: name its folder with --output")
     config = _config(args, parser)
+    if args.smoke_test:
+        return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
         evaluated = args.resume and any(e.label == "before" for e in summarise(output).evaluations)
@@ -77,6 +79,18 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for line in reward_line(summary):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(f"figure: {output / 'reward_time.png'}", highlight=False, soft_wrap=True, markup=False)
+    return DONE
+
+
+def _smoke_test(config: TrainingConfig, parser: argparse.ArgumentParser) -> int:
+    from .connect import RunError
+    from .trials import smoke_test
+
+    try:
+        count = smoke_test(config)
+    except RunError as error:
+        parser.error(str(error))
+    print(f"smoke ok: generated {count} tokens")
     return DONE
 
 
@@ -178,7 +192,7 @@ def _show_episode(folder: Path, name: str, console: Any) -> int:
 
 
 def _evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .run import evaluate_policy
+    from .trials import evaluate_policy
 
     if bool(args.run_folder) == args.base:
         parser.error("name a run folder, or --base for the policy that training starts from")

@@ -10,13 +10,15 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .bundled import POLICY
 from .config import TrainingConfig
 from .events import RunFolder
-from .policy import PolicyService, Stopped
+from .policy import PolicyService, Stopped, bypass_proxy_for, in_thread
+from .preflight import COLD_START, check_address
 
 if TYPE_CHECKING:
     from .server.process import LocalServer
@@ -55,6 +57,10 @@ def connect(
             target=_watch, args=(server, over, on_death), name="server-watch", daemon=True
         ).start()
         closing.callback(over.set)
+    else:
+        bypass_proxy_for(address[0])
+        check = partial(check_address, *address, config.base_model)
+        in_thread(check, stop, f"asking the server at {address[0]}", COLD_START)
     service = PolicyService(config, *address, stop)
     closing.callback(service.close)
     return service

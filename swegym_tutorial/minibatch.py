@@ -96,8 +96,6 @@ def prepare_minibatch(
     references: for each group and episode the base model's log-probability of every token, shape (tokens,);
     needed where kl_coef > 0. Raises ValueError where it is missing or its shape is wrong.
     """
-    from tinker import types
-
     if kl_coef and references is None:
         raise ValueError("kl_coef > 0 needs the reference log-probabilities of every episode")
     generated = sum(int(episode.rollout.mask.sum()) for group in groups for episode in group.episodes)
@@ -113,17 +111,25 @@ def prepare_minibatch(
             weights = token_advantages(
                 rollout.mask, rollout.logprobs, float(advantage), generated, reference, kl_coef
             )
-            data.append(
-                types.Datum(
-                    model_input=types.ModelInput.from_ints(rollout.tokens[:-1].tolist()),
-                    loss_fn_inputs={
-                        "target_tokens": types.TensorData.from_numpy(rollout.tokens[1:].astype(np.int64)),
-                        "logprobs": types.TensorData.from_numpy(rollout.logprobs[1:]),
-                        "advantages": types.TensorData.from_numpy(weights[1:]),
-                    },
-                )
-            )
+            data.append(datum(rollout.tokens, rollout.logprobs, weights))
     return data
+
+
+def datum(tokens: np.ndarray, logprobs: np.ndarray, weights: np.ndarray) -> types.Datum:
+    """Return one trajectory as the trainer takes it: inputs tokens[:-1]; the rest shifted by one to match.
+
+    tokens: integers; logprobs, weights: float32; all of shape (tokens,).
+    """
+    from tinker import types
+
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1].tolist()),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData.from_numpy(tokens[1:].astype(np.int64)),
+            "logprobs": types.TensorData.from_numpy(logprobs[1:]),
+            "advantages": types.TensorData.from_numpy(weights[1:]),
+        },
+    )
 
 
 def split_evenly(groups: Sequence[Group], minibatch_groups: int) -> list[list[Group]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .config import TrainingConfig
+from .minibatch import datum
 from .rollout import Sample
 
 if TYPE_CHECKING:
@@ -50,6 +51,20 @@ def wait(future: Any, stop: threading.Event, what: str, timeout: float = CALL_TI
             raise PolicyError(f"{what}: the server did not answer within {timeout:.0f} s")
         concurrent.futures.wait([inner], timeout=0.2)
     return _translated(inner.result, what)
+
+
+def in_thread(call: Any, stop: threading.Event, what: str, timeout: float) -> Any:
+    """Run a call that blocks in a thread of its own, so that stopping isn't held up by it; see wait()."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="policy-call", daemon=True).start()
+    return wait(future, stop, what, timeout)
 
 
 def _translated(call: Any, what: str) -> Any:
@@ -102,7 +117,9 @@ class PolicySampler:
     def reference_of(self, future: concurrent.futures.Future[Any]) -> np.ndarray:
         """Return float64 of shape (tokens,), 0 for the first, which has none. Raises PolicyError."""
         values = wait(future, self._stop, "reference log-probabilities")
-        array = np.array([0.0 if value is None else value for value in values], dtype=np.float64)
+        if not values:
+            raise PolicyError("reference log-probabilities: the server sent none")
+        array = np.array([0.0, *(np.nan if value is None else value for value in values[1:])])
         if not np.isfinite(array).all():
             raise PolicyError("reference log-probabilities: the server sent some that are not finite")
         return array
@@ -146,12 +163,11 @@ class PolicyClient:
             eps=config.adam_eps,
             grad_clip_norm=config.grad_clip_norm,
         )
-        clip = {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high}
         pending = []
         for data in minibatches:
             pending.append(
                 (
-                    self._trainer.forward_backward(data, "ppo", loss_fn_config=clip),
+                    self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip()),
                     self._trainer.optim_step(adam),
                 )
             )
@@ -160,6 +176,20 @@ class PolicyClient:
             metrics = dict(wait(forward, self._stop, "forward_backward").metrics)
             metrics |= wait(update, self._stop, "optim_step").metrics or {}
         return Trained(len(pending), metrics)
+
+    def rehearse(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Run the loss once with zero advantages: adds nothing to the gradient. Raises PolicyError, Stopped.
+
+        tokens, logprobs: shape (tokens,), as of a rollout.
+        """
+        forward = self._trainer.forward_backward(
+            [datum(tokens, logprobs, np.zeros(len(tokens), np.float32))], "ppo", loss_fn_config=self._clip()
+        )
+        wait(forward, self._stop, "forward_backward")
+
+    def _clip(self) -> dict[str, float]:
+        config = self._config
+        return {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high}
 
     def save(self, name: str) -> Any:
         """Ask for a checkpoint with optimizer state; returns the SDK's future, whose result has a path."""
@@ -190,7 +220,7 @@ class PolicyService:
     def __init__(self, config: TrainingConfig, url: str, key: str, stop: threading.Event) -> None:
         import tinker
 
-        _bypass_proxy_for(url)
+        bypass_proxy_for(url)
         self._config = config
         self._stop = stop
         self._service = _translated(
@@ -252,22 +282,11 @@ class PolicyService:
         self._service.holder.close()
 
     def _in_thread(self, call: Any, what: str) -> Any:
-        """Run one of the SDK's blocking calls so that stopping isn't held up by it."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def work() -> None:
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="policy-call", daemon=True).start()
-        return wait(
-            future, self._stop, what, START_TIMEOUT if self._config.preset == "laptop" else CALL_TIMEOUT
-        )
+        timeout = START_TIMEOUT if self._config.preset == "laptop" else CALL_TIMEOUT
+        return in_thread(call, self._stop, what, timeout)
 
 
-def _bypass_proxy_for(url: str) -> None:
+def bypass_proxy_for(url: str) -> None:
     """A proxy that the environment names must not be asked for a server on this machine."""
     if any(host in url for host in ("127.0.0.1", "localhost", "[::1]")):
         for name in ("no_proxy", "NO_PROXY"):

@@ -14,12 +14,11 @@ import atexit
 import contextlib
 import math
 import os
-import tempfile
+import re
+import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import sandbox
@@ -29,13 +28,16 @@ from .connect import RunError, check_same, connect, model_folder, saved_config, 
 from .evaluate import Evaluation, evaluate
 from .events import EventReader, RunFolder, dumps, write_atomically
 from .grading import Grader
-from .job import TrainingJob, read_checkpoint
-from .policy import PolicySampler, Stopped
+from .job import TrainingJob
+from .policy import PolicyClient, PolicySampler, PolicyService, Stopped, in_thread
+from .preflight import check_training
 from .rollout import Chat
 from .tasks import Task, load_tasks
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
+
+IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
 
 
 class TrainingRun:
@@ -69,9 +71,8 @@ class TrainingRun:
         if self.folder.used():
             check_same(saved_config(self.folder.path), config)
         if config.sandbox not in sandbox.KINDS:
-            raise RunError(
-                f"no sandbox is called {config.sandbox!r}; there are {' and '.join(sandbox.KINDS)}"
-            )
+            raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
+        self.id = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', self.folder.path.name)[:40]}-{secrets.token_hex(3)}"
         self._server_address = server or server_from_environment(config)
         if self._server_address is None:
             model_folder(config)
@@ -170,15 +171,19 @@ class TrainingRun:
     def _run(self, closing: contextlib.ExitStack) -> None:
         config = self.config
         self._deadline = time.time() + config.hours * 3600
-        self.folder.log("run_start", preset=config.preset, steps=config.steps, clients=config.clients)
+        self.folder.log(
+            "run_start", run=self.id, preset=config.preset, steps=config.steps, clients=config.clients
+        )
         self._phase("starting the training server and the sandboxes")
-        sandboxes = sandbox.backend(config.sandbox)
+        sandboxes = sandbox.backend(config.sandbox, config, run=self.id, say=self._say)
         closing.callback(sandboxes.close)
         # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
         service = connect(config, self.folder, self._server_address, self._stop, closing, self._end_with)
-        clients = [service.create_client(job) for job in range(config.clients)]
-        chat = Chat(service.tokenizer(clients[0]), config.system_prompt)
-        service.stop_tokens = chat.stop_tokens
+        self._phase("checking the training server")
+        client, chat = first_client(service, config)
+        check_training(service, client, config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
+        clients = [client, *(service.create_client(job) for job in range(1, config.clients))]
+        self._leave_out_missing(sandboxes)
         attempts = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), self.folder, config, self._stop)
         if self._held_out and not self._measured_before():
             self._evaluate(service.base_sampler(), attempts, "before")
@@ -198,6 +203,26 @@ class TrainingRun:
         from .plots import save_reward_time
 
         save_reward_time(self.folder.path)
+
+    def _say(self, text: str) -> None:
+        self.folder.log("note", text=text)
+
+    def _leave_out_missing(self, sandboxes: SandboxBackend) -> None:
+        """Leave out the tasks that cannot be opened, visibly; raises RunError where none is left."""
+        self._phase("looking for the tasks' images")
+        tasks = [*self._tasks, *self._held_out]
+        missing = in_thread(
+            lambda: sandboxes.missing(tasks), self._stop, "looking for the tasks' images", IMAGES_TIMEOUT
+        )
+        if not missing:
+            return
+        self.folder.log("tasks_left_out", tasks=missing)
+        all_tasks = len(self._tasks)
+        self._tasks = [task for task in self._tasks if task.instance_id not in missing]
+        self._held_out = [task for task in self._held_out if task.instance_id not in missing]
+        if not self._tasks:
+            why = next(iter(missing.values()))
+            raise RunError(f"none of the {all_tasks} tasks can be opened: {why}")
 
     def _measured_before(self) -> bool:
         """Whether an earlier part of this run has measured the base policy."""
@@ -256,59 +281,9 @@ class TrainingRun:
         self.evaluations.append(result)
 
 
-def evaluate_policy(
-    folder: Path | None, *, split: str = "held-out", attempts: int = 8, seed: int = 0
-) -> Evaluation:
-    """Measure the last checkpoint of a run's first job; or with folder None, the base of the laptop preset.
-
-    The attempts are recorded in the run's folder, or for the base in one that is deleted again.
-    Raises RunError where the folder has no checkpoint.
-    """
-    stop = threading.Event()
-    reasons: list[str] = []
-
-    def ended(reason: str) -> None:
-        reasons.append(reason)
-        stop.set()
-
-    with contextlib.ExitStack() as closing, _told(reasons):
-        if folder is None:
-            config = replace(TrainingConfig.laptop(), seed=seed)
-            run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
-            path = None
-        else:
-            run_folder = RunFolder(folder)
-            config = replace(saved_config(folder), seed=seed)
-            if not run_folder.checkpoint(0).exists():
-                raise RunError(f"{folder} has no checkpoint to evaluate yet: no step is done")
-            path = read_checkpoint(run_folder.checkpoint(0))["sampler"]
-        tasks = load_tasks(config.tasks, split=split)
-        run_folder.open()
-        closing.callback(run_folder.close)
-        sandboxes = sandbox.backend(config.sandbox)
-        closing.callback(sandboxes.close)
-        service = connect(config, run_folder, server_from_environment(config), stop, closing, ended)
-        closing.callback(stop.set)
-        chat = Chat(service.tokenizer(service.create_client(0)), config.system_prompt)
-        service.stop_tokens = chat.stop_tokens
-        sampler = service.base_sampler() if path is None else service.sampler(path)
-        runner = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), run_folder, config, stop)
-        return evaluate(
-            tasks,
-            sampler,
-            runner,
-            run_folder,
-            attempts=attempts,
-            workers=config.rollout_workers,
-            label=f"{split}-{time.strftime('%Y%m%d-%H%M%S')}",
-            stop=stop,
-        )
-
-
-@contextlib.contextmanager
-def _told(reasons: list[str]) -> Iterator[None]:
-    """Say why the work was stopped, where something ended it."""
-    try:
-        yield
-    except Stopped:
-        raise RunError(reasons[0] if reasons else "stopped") from None
+def first_client(service: PolicyService, config: TrainingConfig) -> tuple[PolicyClient, Chat]:
+    """Make the first job's adapter and, with its model's tokenizer, the chat. Raises PolicyError, TemplateError."""
+    client = service.create_client(0)
+    chat = Chat(service.tokenizer(client), config.system_prompt)
+    service.stop_tokens = chat.stop_tokens
+    return client, chat

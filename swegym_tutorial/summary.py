@@ -88,6 +88,9 @@ class RunSummary:
         self.evaluations: list[EvaluationResult] = []
         self.evaluating: tuple[int, int, int] | None = None  # attempts graded, resolved, planned
         self.faults: Counter[str] = Counter()  # reason -> count
+        self.note = ""  # the last word on long work in this phase, such as an image that is pulled
+        self.notes: list[str] = []  # all such words
+        self.left_out: dict[str, str] = {}  # task -> why it cannot be opened
         self.sampled_tokens = 0
         self.open_attempts = 0
 
@@ -113,7 +116,14 @@ class RunSummary:
         self.open_attempts = 0
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
-        self.phase = event["name"]
+        self.phase, self.note = event["name"], ""
+
+    def _on_note(self, event: Mapping[str, Any]) -> None:
+        self.note = str(event["text"])
+        self.notes.append(self.note)
+
+    def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
+        self.left_out = {str(task): str(why) for task, why in event["tasks"].items()}
 
     def _on_rollout_start(self, event: Mapping[str, Any]) -> None:
         self.open_attempts += 1

@@ -76,7 +76,7 @@ def progress_line(summary: RunSummary) -> str:
             )
         paused = "paused; " if summary.status == "paused" else ""
         return paused + ("; ".join(parts) or "training: waiting for the first attempts")
-    return summary.phase or "starting"
+    return ": ".join(filter(None, [summary.phase or "starting", summary.note]))
 
 
 def table(summary: RunSummary, rows: int | None = None) -> Group:
@@ -99,6 +99,7 @@ def table(summary: RunSummary, rows: int | None = None) -> Group:
             *(f"{t:.1f}" for t in (s.batch_seconds, s.fill_seconds, s.train_seconds, s.publish_seconds)),
         )
     lines = [
+        *left_out_lines(summary),
         *(
             f"{job}, checkpoint of step {steps[-1].step + 1}: {steps[-1].checkpoint}"
             for job, steps in summary.steps.items()
@@ -107,6 +108,14 @@ def table(summary: RunSummary, rows: int | None = None) -> Group:
         *fault_lines(summary),
     ]
     return Group(*([view] if steps else []), *(Text(line, overflow="fold") for line in lines))
+
+
+def left_out_lines(summary: RunSummary) -> list[str]:
+    """Tell which tasks the run goes without; the first reason stands for the others."""
+    if not summary.left_out:
+        return []
+    names, why = ", ".join(summary.left_out), next(iter(summary.left_out.values()))
+    return [f"{len(summary.left_out)} tasks left out ({names}): {why}"]
 
 
 def fault_lines(summary: RunSummary) -> list[str]:
@@ -121,7 +130,7 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
     """Show a run until it ends: a live table in a terminal, plain lines elsewhere. Returns its summary."""
     reader, summary = EventReader(run.folder.path), RunSummary()
     if not console.is_terminal:
-        printed = 0
+        printed = notes = 0
         phase = ""
         told = time.monotonic()
         while True:
@@ -132,6 +141,9 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
                 console.print(step_line(step), soft_wrap=True, highlight=False, markup=False)
                 told = time.monotonic()
             printed = len(steps)
+            for note in summary.notes[notes:]:
+                console.print(note, soft_wrap=True, highlight=False, markup=False)
+            notes = len(summary.notes)
             if summary.phase != phase or time.monotonic() - told > 30:
                 phase, told = summary.phase, time.monotonic()
                 console.print(progress_line(summary), soft_wrap=True, highlight=False, markup=False)

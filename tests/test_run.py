@@ -23,8 +23,8 @@ from swegym_tutorial.connect import RunError
 from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.grading import Outcome
 from swegym_tutorial.policy import PolicyError
-from swegym_tutorial.run import evaluate_policy
 from swegym_tutorial.terminal import summarise
+from swegym_tutorial.trials import evaluate_policy
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"steps": 2, "groups_per_batch": 4, "max_groups_per_batch": 4, "evaluation_attempts": 1}
@@ -405,7 +405,7 @@ def run_cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (["train", "--preset", "cloud"], "invalid choice"),
         (["train", "--resume"], "--output"),
         (["train", "--hours", "nan"], "hours"),
-        (["train", "--preset", "laptop", "--set", "sandbox=docker"], "docker"),
+        (["train", "--preset", "laptop", "--set", "sandbox=vmware"], "vmware"),
         (["train", "--preset", "laptop", "--base-model", "missing"], "no model folder"),
         (["serve", "--port", "99999"], "65535"),
         (["show", "."], "no run folder"),

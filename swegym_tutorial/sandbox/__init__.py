@@ -16,7 +16,7 @@ from ..config import TrainingConfig
 from ..tasks import Task
 
 REPOSITORY = "/testbed"
-KINDS = ("local", "docker", "modal", "subprocess")
+KINDS = ("auto", "local", "docker", "modal", "subprocess")
 
 
 class SandboxError(RuntimeError):
@@ -117,11 +117,14 @@ def backend(
 ) -> SandboxBackend:
     """Return the backend of that name, one of KINDS.
 
+    auto is local, or docker where bubblewrap cannot work, as on macOS; `say` is told then.
     config: its limits are asked for (default: the laptop's). run: an id that the sandboxes carry, so that they
     can be listed and reaped. say: told of long work, such as an image that is pulled.
     Raises SandboxUnavailable where it cannot work here or there is none of that name.
     """
     config = config or TrainingConfig.laptop()
+    if name == "auto":
+        return _local_or_docker(config, run, say)
     if name == "local":
         from .local import LocalBackend
 
@@ -139,3 +142,16 @@ def backend(
 
         return ModalBackend(config, run=run, say=say)
     raise SandboxUnavailable(f"no sandbox is called {name!r}; there are {', '.join(KINDS)}")
+
+
+def _local_or_docker(config: TrainingConfig, run: str, say: Callable[[str], None]) -> SandboxBackend:
+    try:
+        return backend("local", config, run=run, say=say)
+    except SandboxUnavailable as error:
+        no_local = error
+    try:
+        opened = backend("docker", config, run=run, say=say)
+    except SandboxUnavailable as error:
+        raise SandboxUnavailable(f"{no_local} Docker neither: {error}") from error
+    say(f"sandboxes run in Docker. {no_local}")
+    return opened
