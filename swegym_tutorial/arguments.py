@@ -76,10 +76,18 @@ def make_parser() -> argparse.ArgumentParser:
             "--tasks", default="bundled", metavar="SOURCE", help="bundled (default) or a JSONL file"
         )
 
-    sandboxes = commands.add_parser("sandboxes", help="find and delete what killed runs left behind")
+    sandboxes = commands.add_parser("sandboxes", help="find and end what killed runs left behind")
     kinds = sandboxes.add_subparsers(required=True, metavar="COMMAND")
-    kinds.add_parser("list", help="folders of runs that are no more").set_defaults(command="sandboxes_list")
-    kinds.add_parser("reap", help="delete them").set_defaults(command="sandboxes_reap")
+    there = kinds.add_parser("list", help="the sandboxes that are there now, and their runs")
+    there.set_defaults(command="sandboxes_list")
+    reap = kinds.add_parser("reap", help="end those whose run is gone")
+    reap.add_argument("--all", action="store_true", help="also those whose run may be alive")
+    reap.set_defaults(command="sandboxes_reap")
+    for command in (there, reap):
+        command.add_argument("--run", metavar="RUN", help="of this run alone: its folder, or its id")
+        command.add_argument(
+            "--sandbox", choices=("local", "docker", "modal"), help="of this kind alone (default: all)"
+        )
 
     serve = commands.add_parser("serve", help="serve a model folder to tinker clients on this machine")
     serve.add_argument("--port", type=int, default=0, help="default: a free one")

@@ -246,25 +246,55 @@ def _tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) -
 
 
 def _sandboxes_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .sandbox.root import leftovers
-
-    found = leftovers()
-    for folder in found:
-        print(folder)
-    print(
-        f"{len(found)} folders of runs that are no more"
-        + ("; `sandboxes reap` deletes them" if found else "")
-    )
+    found = _find_sandboxes(args)
+    for each in found:
+        age = "" if each.age is None else f"{each.age / 60:7.1f} min"
+        state = {True: "its run is gone", False: "its run is alive", None: ""}[each.orphan]
+        print(f"{each.kind:7} {each.name:44} {each.run or '-':32} {age:12} {state}".rstrip())
+    print(f"{len(found)} sandboxes" + ("; `sandboxes reap` ends those whose run is gone" if found else ""))
     return DONE
 
 
 def _sandboxes_reap(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .sandbox.root import leftovers, reap
+    from .sandbox.leftovers import end
 
-    for folder in leftovers():
-        reap(folder)
-        print(f"deleted {folder}")
-    return DONE
+    found = _find_sandboxes(args)
+    chosen = [each for each in found if args.run is not None or args.all or each.orphan]
+    failed = 0
+    for each, why in end(chosen):
+        failed += why is not None
+        print(f"{each.kind} {each.name}: {'ended' if why is None else 'NOT ended: ' + why}")
+    print(f"{len(chosen) - failed} sandboxes ended")
+    if left := len(found) - len(chosen):
+        print(f"{left} more are of runs that may be alive: --run RUN ends one run's, --all all of them")
+    return FAILED if failed else DONE
+
+
+def _find_sandboxes(args: argparse.Namespace) -> list[Any]:
+    """Ask every kind that was named, or all; one that cannot be asked is told, and stops no other."""
+    from .sandbox import SandboxUnavailable
+    from .sandbox.leftovers import ASKED, find
+
+    run = args.run
+    if run is not None and (Path(run) / "events.jsonl").is_file():
+        run = _run_ids(Path(run))
+    runs = run if isinstance(run, list) else [run]
+    found = []
+    for kind in [args.sandbox] if args.sandbox else ASKED:
+        try:
+            found += [each for one in runs for each in find(kind, one)]
+        except SandboxUnavailable as error:
+            if args.sandbox:
+                raise
+            print(f"{kind}: not asked: {error}", file=sys.stderr)
+    return found
+
+
+def _run_ids(folder: Path) -> list[str]:
+    from .events import EventReader
+
+    events = EventReader(folder).read()
+    return [event["run"] for event in events if event.get("event") == "run_start" and event.get("run")]
 
 
 def _serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

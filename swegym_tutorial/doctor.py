@@ -28,7 +28,11 @@ class Finding:
 def report() -> bool:
     """Print the findings; returns whether the laptop run can work here."""
     fine = True
-    for check in (_python, _git, _local_sandbox, _server, _tasks, _disk, _notebooks, _credentials, _modal):
+    laptop = (_python, _git, _sandbox, _server, _tasks, _disk, _notebooks)
+    others = (_docker, _modal, _subprocess, _training_server, _swegym, _swegym_tasks)
+    for check in (*laptop, *others):
+        if check is others[0]:
+            print("\nOnly for the full run, and for sandboxes of other kinds:")
         finding = check()
         fine = fine and (finding.works or not finding.needed)
         mark = "yes" if finding.works else "NO " if finding.needed else "no "
@@ -57,7 +61,7 @@ def _git() -> Finding:
     return Finding("git", path is not None, path or "install git: repositories and patches need it", True)
 
 
-def _local_sandbox() -> Finding:
+def _sandbox() -> Finding:
     from .sandbox import SandboxError
     from .sandbox.local import LocalBackend
     from .tasks import load_tasks
@@ -71,12 +75,11 @@ def _local_sandbox() -> Finding:
         finally:
             backend.close()
     except SandboxError as error:
-        return Finding("local sandbox", False, str(error), True)
+        return Finding("local sandbox", False, str(error), needed=not _docker().works)
     told = f"a command in bubblewrap took {time.monotonic() - start:.2f} s, opening included"
     if result.exit_code:
-        return Finding(
-            "local sandbox", False, f"pytest or git does not run inside: {result.output.strip()}", True
-        )
+        told = f"pytest or git does not run inside: {result.output.strip()}"
+        return Finding("local sandbox", False, told, needed=not _docker().works)
     return Finding("local sandbox", True, told, True)
 
 
@@ -128,20 +131,63 @@ def _notebooks() -> Finding:
     )
 
 
-def _credentials() -> Finding:
-    missing = [name for name in ("TINKER_BASE_URL", "TINKER_API_KEY") if not os.environ.get(name)]
-    if missing:
-        return Finding(
-            "Tinker server", False, f"{' and '.join(missing)} not set; only the spindle preset needs them"
-        )
-    return Finding("Tinker server", True, f"TINKER_BASE_URL is {os.environ['TINKER_BASE_URL']}")
+def _docker() -> Finding:
+    if importlib.util.find_spec("docker") is None:
+        return Finding("docker sandbox", False, 'SDK not installed: pip install "swegym_tutorial[docker]"')
+    return _backend("docker", f"{_version('docker')}, and an engine answers")
 
 
 def _modal() -> Finding:
     if importlib.util.find_spec("modal") is None:
+        mend = 'not installed; the full run needs it: pip install "swegym_tutorial[modal]"'
+        return Finding("modal sandbox", False, mend)
+    return _backend("modal", f"{_version('modal')}, and the token is accepted")
+
+
+def _subprocess() -> Finding:
+    return Finding("subprocess sandbox", True, "--sandbox subprocess, but it isolates nothing")
+
+
+def _backend(name: str, told: str) -> Finding:
+    from .sandbox import SandboxError, backend
+
+    try:
+        backend(name).close()
+    except SandboxError as error:
+        return Finding(f"{name} sandbox", False, str(error))
+    return Finding(f"{name} sandbox", True, told)
+
+
+def _training_server() -> Finding:
+    url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    missing = [name for name, value in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not value]
+    if not url or not key:
+        told = f"{' and '.join(missing)} not set; only the spindle preset needs them"
+        return Finding("Tinker server", False, told)
+    from .config import TrainingConfig
+    from .preflight import PreflightError, check_address
+
+    name = TrainingConfig.spindle().base_model
+    try:
+        check_address(url, key, name)
+    except PreflightError as error:
+        return Finding("Tinker server", False, str(error))
+    return Finding("Tinker server", True, f"{url} takes the key and offers {name}")
+
+
+def _swegym() -> Finding:
+    if importlib.util.find_spec("swegym") is None:
+        mend = 'not installed; grading SWE-Gym tasks needs it: pip install "swegym_tutorial[swegym]"'
+        return Finding("swegym", False, mend)
+    return Finding("swegym", True, _version("swegym"))
+
+
+def _swegym_tasks() -> Finding:
+    from .swegym_tasks import cached_path
+
+    path = cached_path()
+    if not path.is_file():
         return Finding(
-            "Modal", False, 'not installed; only the full run needs it: pip install "swegym_tutorial[modal]"'
+            "SWE-Gym tasks", False, "not downloaded yet: `swegym-tutorial tasks list --tasks swegym`"
         )
-    token = bool(os.environ.get("MODAL_TOKEN_ID")) or (Path.home() / ".modal.toml").exists()
-    told = _version("modal") if token else f"{_version('modal')}, but no token: run `modal token new`"
-    return Finding("Modal", token, told)
+    return Finding("SWE-Gym tasks", True, f"in {path}")

@@ -81,11 +81,13 @@ class RunFolder:
         file = self.events.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.close()
             raise FolderInUse(
                 f"another run is writing to {self.path}: stop it first, or name another folder"
             ) from None
+        except OSError:  # a file system without locks, such as some network ones
+            pass
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

@@ -15,6 +15,7 @@ import contextlib
 import math
 import os
 import re
+import resource
 import secrets
 import threading
 import time
@@ -37,6 +38,7 @@ from .tasks import Task, load_tasks
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
 
+FILES = 65_536  # open files at once
 IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
 
 
@@ -91,6 +93,7 @@ class TrainingRun:
         """Begin in the background and return at once. Raises RuntimeError on a second call."""
         if self._thread is not None:
             raise RuntimeError("this run was started before; make a new TrainingRun to go on in its folder")
+        _raise_file_limit()
         self.folder.open()
         write_atomically(self.folder.path / "config.json", dumps(self.config.to_json()) + "\n")
         self._thread = threading.Thread(target=self._main, name="training-run", daemon=True)
@@ -279,6 +282,15 @@ class TrainingRun:
             version=version,
         )
         self.evaluations.append(result)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: hundreds of sandboxes each keep connections open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def first_client(service: PolicyService, config: TrainingConfig) -> tuple[PolicyClient, Chat]:

@@ -9,7 +9,7 @@ import statistics
 import time
 
 from .summary import FATES, EvaluationResult, RunSummary, StepResult
-from .terminal import fault_lines, progress_line
+from .terminal import fault_lines, left_out_lines, progress_line
 
 ENDED = ("done", "stopped", "failed")
 PHASES = ("sampling", "tools", "grading", "training", "publishing")  # of a batch, in their order
@@ -100,6 +100,8 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
         rows.append(("batch time", f"{median}, {last.batch_seconds:.1f} s the last one"))
         groups = {fate: sum(s.groups.get(fate, 0) for s in steps) for fate in FATES}
         rows.append(("groups", ", ".join(f"{count} {fate}" for fate, count in groups.items())))
+    if left_out := left_out_lines(summary):
+        rows.append(("tasks", left_out[0]))
     if faults := fault_lines(summary):
         rows.append(("faults", faults[0]))
     if summary.last_event is not None:

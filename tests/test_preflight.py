@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -187,6 +190,31 @@ def test_the_preflight_changes_neither_weights_nor_the_next_gradient(server: Loc
             after.append(_step(client, service, tokens, f"after-{checked}"))
     np.testing.assert_array_equal(after[0], after[1])
     assert np.abs(after[1] - base).max() > 1e-3  # and the update did something
+
+
+def test_the_smoke_test_prints_its_line_and_opens_nothing(server: LocalServer, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "swegym_tutorial.cli",
+        "train",
+        "--smoke-test",
+        "--tokenizer",
+        str(POLICY),
+    ]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.returncode) == ("smoke ok: generated 4 tokens\n", 0), done.stderr
+    assert not list(tmp_path.iterdir())
+    wrong = {**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-wrong"}
+    done = subprocess.run(command, env=wrong, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "refuses the key" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_case_27_no_sandbox_is_opened_before(

@@ -1,0 +1,42 @@
+"""What a run's events add up to, where no other test shows it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+from swegym_tutorial.summary import RunSummary
+from swegym_tutorial.terminal import left_out_lines, progress_line
+from swegym_tutorial.words import summary_table
+
+
+def test_notes_on_long_work_stand_beside_their_phase() -> None:
+    summary = RunSummary()
+    summary.update([{"event": "phase", "name": "looking for images"}, {"event": "note", "text": "3 of 31"}])
+    assert progress_line(summary) == "looking for images: 3 of 31"
+    summary.update([{"event": "phase", "name": "drawing the figure"}])
+    assert progress_line(summary) == "drawing the figure" and summary.notes == ["3 of 31"]
+
+
+def test_case_11_tasks_without_an_image_are_counted_where_people_look() -> None:
+    # SWE-Gym#18, OpenHands#7168: images missing or misnamed
+    summary = RunSummary()
+    summary.update([{"event": "tasks_left_out", "tasks": {"a__a-1": "no image x", "b__b-2": "no image y"}}])
+    told = "2 tasks left out (a__a-1, b__b-2): no image x"
+    assert left_out_lines(summary) == [told]
+    assert ("tasks", told) in summary_table(summary)
+    assert left_out_lines(RunSummary()) == []
+
+
+def test_a_run_may_open_as_many_files_as_the_system_allows() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    code = (
+        "import resource; from swegym_tutorial.run import _raise_file_limit as up\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)); up()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    assert done.stdout.strip() == str(expected), done.stderr
