@@ -1,167 +1,145 @@
-"""A task: a repository, an issue, and the hidden tests that tell whether a patch solves it.
+"""The sources of tasks and the choice among them, and a task's files as a git repository.
 
-`Task` has the fields of a SWE-Gym instance and, beside them, how it is tested. `load_tasks` reads the bundled
-set or any JSONL file of the same form. Knows nothing of sandboxes, agents or rewards.
+A task is a repository, an issue, and the hidden tests that tell whether a patch solves it; the record is
+defined in task_rows.py. Knows nothing of sandboxes, agents or rewards.
 """
 
 from __future__ import annotations
 
-import json
+import difflib
 import os
-import re
 import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from .download import DownloadError
+from .swegym_tasks import ROWS, TRAINING_IDS, swegym_file
+from .task_rows import INSTANCE_FIELDS, Task, TaskError, read_tasks
+
+__all__ = ["BUNDLED", "GIT_ENV", "INSTANCE_FIELDS", "Task", "TaskError", "load_tasks", "materialise"]
 
 BUNDLED = Path(__file__).parent / "bundled" / "tasks.jsonl"
-INSTANCE_FIELDS = [
-    "repo",
-    "instance_id",
-    "base_commit",
-    "version",
-    "problem_statement",
-    "hints_text",
-    "created_at",
-    "patch",
-    "test_patch",
-    "FAIL_TO_PASS",
-    "PASS_TO_PASS",
-    "environment_setup_commit",
-]
-
-
-class TaskError(ValueError):
-    """A task or a file of tasks is malformed; the text says where and what is missing."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One SWE-Gym instance and how it is tested. The instance's field names are SWE-Gym's, in lower case."""
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    problem_statement: str
-    patch: str  # the gold patch: a solution, never shown to the agent
-    test_patch: str  # the hidden tests, applied only when grading
-    fail_to_pass: tuple[str, ...]  # test ids that fail at base_commit and must pass
-    pass_to_pass: tuple[str, ...]  # test ids that pass at base_commit and must go on passing
-    version: str = ""
-    hints_text: str = ""
-    created_at: str = ""
-    environment_setup_commit: str = ""
-    split: str = "train"
-    test_command: str = ""  # run in the repository's root; the test files follow it
-    parser: str = "pytest"  # how its output is read: pytest, or swegym, which brings its own test command
-    image: str = ""  # the container image with the repository at /testbed; "" where the task brings `files`
-    setup: str = ""  # shell code that activates the environment for the agent and the tests; "" for none
-    files: Mapping[str, str] = field(default_factory=dict, repr=False)  # path -> text at base_commit
 
 
 def load_tasks(
     source: str | os.PathLike[str] = "bundled",
     ids: Iterable[str] | None = None,
     split: str | None = "train",
+    repos: Iterable[str] | None = None,
 ) -> list[Task]:
     """Return the tasks of a source, in their order, or in that of `ids` where given.
 
-    source: "bundled", or the path of a JSONL file whose lines have an `instance` with SWE-Gym's fields and
-    beside it `split`, `test_command`, `parser` and `files` (path -> text of the repository at base_commit).
-    split: "train", "held-out", or None for all; not looked at where ids are named.
-    Raises TaskError for a malformed line (naming line and field), an unknown id or an empty selection.
+    source: SOURCE or SOURCE:CHOICE. SOURCE is "bundled", "swegym", or the path of a JSONL or JSON file (its forms:
+    task_rows.task_of_row). CHOICE is "all", or ids and repositories with commas between, in the order wanted:
+
+        bundled                          the tasks that come with the package
+        swegym                           the 31 tasks of the published run, in its order
+        swegym:all                       all 293 tasks of the file that they are from
+        swegym:getmoto/moto              all of a repository
+        swegym:dask__dask-9212,dask__dask-7894,getmoto/moto
+        own.jsonl    own.jsonl:me/mine   a file, or a choice from it
+
+    SWE-Gym's file is downloaded once (see swegym_tasks.py); from then on no network is used.
+    ids: exactly these, whatever their split and the choice. repos: of all that, only these repositories'. Upper
+    and lower case are the same in ids and repositories.
+    split: "train", "held-out", another that the rows name, or None for all of the choice. Rows say theirs. In
+    SWE-Gym's file all are for training, so there the choice is the training split, and what it leaves is held out.
+    Raises TaskError for a malformed row (naming line and field), an unknown id or repository, an empty selection,
+    and a download that fails.
     """
-    path = BUNDLED if source == "bundled" else Path(source)
-    if source == "swegym" and not path.is_file():
-        raise TaskError(
-            "the SWE-Gym tasks are not part of this release yet: name a JSONL file with --tasks FILE"
-        )
-    if not path.is_file():
-        raise TaskError(f"no tasks at {path}: the source is 'bundled' or the path of a JSONL file")
-    tasks = [task_from_row(line, f"{path.name}, line {n}") for n, line in _lines(path)]
-    known = {task.instance_id: task for task in tasks}
-    if len(known) < len(tasks):
-        raise TaskError(f"{path.name} holds an instance_id twice")
+    swegym, name, choice, tasks = _source(source)
+    chosen = _chosen(tasks, choice or (",".join(TRAINING_IDS) if swegym else "all"), name)
+    if swegym:
+        trained = {task.instance_id for task in chosen}
+        rest = [replace(task, split="held-out") for task in tasks if task.instance_id not in trained]
+        chosen = [replace(task, split="train") for task in chosen]
+        tasks = [*chosen, *rest]
     if ids is not None:
-        wanted = list(ids)
-        if unknown := [i for i in wanted if i not in known]:
-            raise TaskError(f"{path.name} has no task {', '.join(unknown)}; `tasks list` names them all")
-        return [known[i] for i in wanted]
-    chosen = [task for task in tasks if split is None or task.split == split]
-    if not chosen:
-        splits = sorted({task.split for task in tasks})
-        raise TaskError(f"{path.name} has no task of the split {split!r}; it has {splits}")
-    return chosen
+        found = [task for i in dict.fromkeys(ids) for task in _named(tasks, i, name)]
+    else:
+        found = tasks if swegym and split is not None else chosen
+        found = [task for task in found if split is None or task.split == split]
+    if repos is not None:
+        wanted = {task.repo.lower() for repo in repos for task in _named(tasks, repo, name, repo=True)}
+        found = [task for task in found if task.repo.lower() in wanted]
+    if not found:
+        raise TaskError(_why_empty(swegym, name, choice, chosen, split, ids is not None or repos is not None))
+    return found
 
 
-def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        try:
-            yield from ((n, line) for n, line in enumerate(lines, 1) if line.strip())
-        except UnicodeDecodeError as error:
-            raise TaskError(f"{path.name} is not UTF-8: {error}") from None
+def _source(source: str | os.PathLike[str]) -> tuple[bool, str, str, list[Task]]:
+    """Return whether a source is SWE-Gym's, its name in messages, the choice, and all of its tasks."""
+    text = os.fspath(source)
+    head, colon, choice = text.partition(":")
+    if head not in ("bundled", "swegym"):
+        head, colon, choice = text, "", ""
+        if not Path(text).is_file() and Path(text.rpartition(":")[0]).is_file():  # a path may hold colons
+            head, colon, choice = text.rpartition(":")
+    if colon and not choice.strip(" ,"):
+        raise TaskError(f"{text!r} names nothing behind the colon: name ids, repositories or all")
+    if head == "swegym":
+        return True, "the SWE-Gym file", choice, _swegym_tasks()
+    path = BUNDLED if head == "bundled" else Path(head)
+    if not path.is_file():
+        raise TaskError(f"no tasks at {text}: the source is bundled, swegym, or the path of a JSONL file")
+    return False, path.name, choice, _distinct(read_tasks(path.read_bytes(), path.name), path.name)
 
 
-def task_from_row(line: str, where: str) -> Task:
-    """Build a Task from one JSON line; `where` names the line in errors."""
+def _swegym_tasks() -> list[Task]:
+    """Return the tasks of SWE-Gym's file, downloaded first where it is not in the cache. Raises TaskError."""
     try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise TaskError(f"{where}: not JSON: {error}") from None
-    instance = row.get("instance") if isinstance(row, dict) else None
-    if not isinstance(instance, dict):
-        raise TaskError(f"{where}: field 'instance' is missing")
-    if missing := [name for name in INSTANCE_FIELDS if name not in instance]:
-        raise TaskError(f"{where}: 'instance' lacks {', '.join(missing)}")
-    texts = {
-        name: _text(instance, name, where)
-        for name in INSTANCE_FIELDS
-        if name not in ("FAIL_TO_PASS", "PASS_TO_PASS")
-    }
-    if not row.get("test_command") or not row.get("files"):
-        raise TaskError(
-            f"{where}: fields 'test_command' and 'files' say how a task is tested; one is missing"
+        return _tasks_of_swegym_file(swegym_file(_tasks_of_swegym_file))
+    except DownloadError as error:
+        raise TaskError(str(error)) from error
+
+
+def _tasks_of_swegym_file(data: bytes) -> list[Task]:
+    """Return the tasks in the bytes of the 293-task file. Raises TaskError where the bytes are not that file."""
+    tasks = _distinct(read_tasks(data, "the file"), "the file")
+    if len(tasks) != ROWS:
+        raise TaskError(f"it has {len(tasks)} tasks, not {ROWS}")
+    if missing := set(TRAINING_IDS) - {task.instance_id for task in tasks}:
+        raise TaskError(f"it lacks {', '.join(sorted(missing))}")
+    return tasks
+
+
+def _distinct(tasks: list[Task], name: str) -> list[Task]:
+    if len({task.instance_id.lower() for task in tasks}) < len(tasks):
+        raise TaskError(f"{name} holds an instance_id twice")
+    return tasks
+
+
+def _chosen(tasks: list[Task], choice: str, name: str) -> list[Task]:
+    """Return what the text behind a source's colon names, each task once."""
+    if choice.strip().lower() == "all":
+        return tasks
+    items = [item.strip() for item in choice.split(",") if item.strip()]
+    return list({t.instance_id: t for i in items for t in _named(tasks, i, name, repo="/" in i)}.values())
+
+
+def _named(tasks: list[Task], wanted: str, name: str, *, repo: bool = False) -> list[Task]:
+    """Return the tasks of a repository, or the one of an id. Raises TaskError where there is none."""
+    names = [task.repo if repo else task.instance_id for task in tasks]
+    found = [task for task, known in zip(tasks, names, strict=True) if known.lower() == wanted.lower()]
+    if not found:
+        kind, near = "repository" if repo else "task", difflib.get_close_matches(wanted, names, n=1)
+        mend = f"did you mean {near[0]}?" if near else "`tasks list` names them all"
+        raise TaskError(f"{name} has no {kind} {wanted}; {mend}")
+    return found
+
+
+def _why_empty(
+    swegym: bool, name: str, choice: str, chosen: list[Task], split: str | None, narrowed: bool
+) -> str:
+    if swegym and split == "held-out" and not narrowed:
+        return (
+            f"swegym:{choice} trains on all {len(chosen)} tasks of the file, so that none is held out: choose "
+            "fewer (swegym alone is the 31 of the published run)"
         )
-    files = row["files"]
-    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-        raise TaskError(f"{where}: field 'files' must map paths to texts")
-    for name in ("split", "test_command", "parser"):
-        if not isinstance(row.get(name, ""), str):
-            raise TaskError(f"{where}: field {name!r} must be a text")
-    name = texts["instance_id"]
-    if not re.fullmatch(r"\w[\w.+-]*", name):
-        raise TaskError(
-            f"{where}: 'instance_id' names folders, so letters, digits and _.+- only, not {name!r}"
-        )
-    return Task(
-        **texts,
-        fail_to_pass=_ids(instance, "FAIL_TO_PASS", where),
-        pass_to_pass=_ids(instance, "PASS_TO_PASS", where),
-        split=row.get("split", "train"),
-        test_command=row["test_command"],
-        parser=row.get("parser", "pytest"),
-        files=files,
-    )
-
-
-def _text(instance: Mapping[str, Any], name: str, where: str) -> str:
-    value = instance[name]
-    if not isinstance(value, str):
-        raise TaskError(f"{where}: field {name!r} must be a text, not {type(value).__name__}")
-    return value
-
-
-def _ids(instance: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    value = instance[name]
-    if isinstance(value, str):  # some copies of the data set hold the list as a JSON text
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise TaskError(f"{where}: field {name!r} is a text that is no JSON list") from None
-    if not isinstance(value, list) or not all(isinstance(i, str) for i in value):
-        raise TaskError(f"{where}: field {name!r} must be a list of test ids")
-    return tuple(value)
+    splits = ["train", "held-out"] if swegym else sorted({task.split for task in chosen})
+    among = " among those" if narrowed else ""
+    return f"{name} has no task of the split {split!r}{among}; it has {splits}"
 
 
 GIT_ENV = {

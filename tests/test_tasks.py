@@ -5,6 +5,7 @@ import json
 import pytest
 
 from swegym_tutorial import load_tasks
+from swegym_tutorial.task_text import describe, listing
 from swegym_tutorial.tasks import BUNDLED, TaskError, materialise
 
 
@@ -32,11 +33,23 @@ def test_ids_come_in_the_order_asked_for():
         load_tasks(ids=["nobody__x-1"])
 
 
+def swegym_row(row: dict) -> dict:
+    """Make it a row that says nothing of how it is tested."""
+    for name in ("files", "test_command", "parser"):
+        row.pop(name, None)
+    return row
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
         (lambda r: r.pop("instance"), "field 'instance' is missing"),
         (lambda r: r["instance"].pop("patch"), "lacks patch"),
+        (lambda r: r["instance"].update(FAIL_TO_PASS=None, repo=None), "lacks repo, FAIL_TO_PASS"),
+        (lambda r: r["instance"].update(hints_text=1.5), "'hints_text' must be a text, not float"),
+        (lambda r: r["instance"].update(patch="\ud800"), "'patch' holds half of a character"),
+        (lambda r: r["instance"].update(base_commit="main"), "'base_commit' must be a git commit"),
+        (lambda r: r.update(instance_id="other"), "'instance_id' is 'other' and"),
         (lambda r: r["instance"].update(repo=3), "'repo' must be a text"),
         (lambda r: r["instance"].update(FAIL_TO_PASS="x"), "'FAIL_TO_PASS' is a text that is no JSON list"),
         (lambda r: r["instance"].update(PASS_TO_PASS=[1]), "'PASS_TO_PASS' must be a list"),
@@ -45,6 +58,17 @@ def test_ids_come_in_the_order_asked_for():
         (lambda r: r.update(files="text"), "'files' must map"),
         (lambda r: r.update(split=None), "'split' must be a text"),
         (lambda r: r.pop("test_command"), "'test_command'"),
+        (lambda r: r.pop("files"), "'files'"),
+        (lambda r: r.update(image="python:3.12"), "one too many"),
+        (lambda r: r.update(parser="unittest"), "'parser' must be pytest or swegym, not 'unittest'"),
+        (lambda r: r.update(parser="swegym"), "swegym brings its own test command, so 'test_command'"),
+        (lambda r: (r.update(parser="swegym"), r.pop("test_command")), "so 'files' cannot go with it"),
+        (lambda r: swegym_row(r)["instance"].update(version=""), "'version' is empty"),
+        (lambda r: swegym_row(r)["instance"].update(version=None), "'version' is empty"),
+        (lambda r: swegym_row(r)["instance"].update(base_commit=""), "'base_commit' must be"),
+        (lambda r: swegym_row(r)["instance"].update(instance_id="a+b-1"), "'instance_id': .* no image name"),
+        (lambda r: swegym_row(r).update(image="-v /:/host"), "'image' must name"),
+        (lambda r: swegym_row(r).update(parser="pytest"), "'test_command' and 'image'"),
     ],
 )
 def test_a_malformed_line_names_itself_and_its_field(tmp_path, row, change, told):
@@ -52,6 +76,133 @@ def test_a_malformed_line_names_itself_and_its_field(tmp_path, row, change, told
     change(row)
     with pytest.raises(TaskError, match=f"own.jsonl, line 2: .*{told}"):
         load_tasks(written(tmp_path, good, row))
+
+
+def forms(row: dict) -> dict[str, dict]:
+    """The same task in each form that is read."""
+    instance, beside = row["instance"], {k: v for k, v in row.items() if k != "instance"}
+    texts = {k: json.dumps(instance[k]) for k in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    metadata = {"instance_id": instance["instance_id"], "instance": instance, "split": row["split"]}
+    return {
+        "ours": row,
+        "the 293-task file's": {**beside, "prompt": [{"role": "user"}], "label": "", "metadata": metadata},
+        "flat": {**instance, **beside},
+        "flat, lists as texts": {**instance, **texts, **beside},
+        "more fields": {**row, "instance": {**instance, "nr": 1, "image_name": "x"}, "metadata": {"a": 1}},
+    }
+
+
+@pytest.mark.parametrize("swegym", [False, True], ids=["own", "swegym"])
+def test_all_forms_of_a_row_give_the_same_task(tmp_path, row, swegym):
+    rows = forms(swegym_row(row) if swegym else row)
+    tasks = {name: load_tasks(written(tmp_path, form))[0] for name, form in rows.items()}
+    for name, task in tasks.items():
+        assert task == tasks["ours"], name
+    assert (tasks["ours"].parser, bool(tasks["ours"].image)) == (
+        ("swegym", True) if swegym else ("pytest", False)
+    )
+
+
+def test_a_list_of_rows_and_a_byte_order_mark_are_read(tmp_path, row):
+    path = tmp_path / "own.json"
+    path.write_text("\ufeff " + json.dumps([row], indent=1), encoding="utf-8")
+    assert load_tasks(path) == load_tasks()[:1]
+    path.write_text(json.dumps([row, 3]))
+    with pytest.raises(TaskError, match=r"own\.json, row 2: a row is a JSON object, not int"):
+        load_tasks(path)
+
+
+def test_what_other_files_leave_out_may_be_missing(tmp_path, row):
+    for name in ("hints_text", "created_at"):
+        del row["instance"][name]
+    row["instance"]["environment_setup_commit"] = row["instance"]["version"] = None
+    del row["split"]
+    (task,) = load_tasks(written(tmp_path, row))
+    assert (task.hints_text, task.created_at, task.environment_setup_commit, task.version) == ("",) * 4
+    assert task.split == "train"
+
+
+def test_line_ends_and_names_stay_as_they_are(tmp_path, row):
+    texts = {"problem_statement": "a\r\nb\r", "patch": "-x\r\n+y\n\n", "repo": "Project-MONAI/MONAI"}
+    row["instance"].update(texts)
+    (tmp_path / "own.jsonl").write_bytes(json.dumps(row).encode() + b"\r\n\r\n")
+    (task,) = load_tasks(tmp_path / "own.jsonl")
+    assert {name: getattr(task, name) for name in texts} == texts
+
+
+def test_a_row_may_bring_its_own_image(tmp_path, row):
+    swegym_row(row).update(image="localhost:5000/me/x@sha256:ab", test_command="pytest -rA", setup="source v")
+    (task,) = load_tasks(written(tmp_path, row))
+    assert (task.image, task.test_command, task.setup, task.parser) == (
+        row["image"],
+        "pytest -rA",
+        "source v",
+        "pytest",
+    )
+    del row["test_command"]
+    (task,) = load_tasks(written(tmp_path, row))  # a SWE-Gym task in another image
+    assert (task.image, task.test_command, task.setup, task.parser) == (
+        row["image"],
+        "",
+        "source v",
+        "swegym",
+    )
+
+
+def test_a_choice_holds_for_every_source(tmp_path, row):
+    other = json.loads(json.dumps(row))
+    other["instance"].update(instance_id="me__mine-2", repo="Me/Mine")
+    other["split"] = "validation"
+    path = written(tmp_path, row, other)
+    (first, second) = load_tasks(path, split=None)
+    assert load_tasks(f"{path}:all") == [first] and load_tasks(f"{path}:all", split="validation") == [second]
+    assert (
+        load_tasks(f"{path}:me/mine", split=None)
+        == load_tasks(path, split=None, repos=["ME/mine"])
+        == [second]
+    )
+    assert load_tasks(f"{path}:me__mine-2,{first.instance_id}", split=None) == [second, first]
+    with pytest.raises(TaskError, match="no task of the split 'train'; it has \\['validation'\\]"):
+        load_tasks(f"{path}:me/mine")
+    names = [task.instance_id for task in load_tasks()]
+    assert [t.instance_id for t in load_tasks(f"bundled:{names[3]},{names[1]}")] == [names[3], names[1]]
+    with pytest.raises(TaskError, match="no task of the split 'train' among those"):
+        load_tasks(path, repos=["me/mine"])
+    with pytest.raises(TaskError, match="nothing behind the colon"):
+        load_tasks(f"{path}:")
+
+
+def test_a_path_may_hold_a_colon(tmp_path, row):
+    (tmp_path / "a:b.jsonl").write_text(json.dumps(row))
+    assert load_tasks(tmp_path / "a:b.jsonl") == load_tasks(f"{tmp_path}/a:b.jsonl:all") == load_tasks()[:1]
+
+
+def test_a_task_in_words(tmp_path, row):
+    row["instance"].update(problem_statement="Broken \x1b[31mred\r\n\r\nmore", repo="me/mine")
+    row["instance"]["PASS_TO_PASS"] = [f"t.py::test_{n}" for n in range(2345)]
+    (task,) = load_tasks(written(tmp_path, swegym_row(row)))
+    text = describe(task)
+    assert text.startswith(
+        f"{task.instance_id}  (me/mine at {task.base_commit[:12]}, version 1.0, split train)\n"
+    )
+    for part in (
+        task.patch,
+        task.test_patch,
+        task.image,
+        task.setup,
+        "swegym's own test command",
+        *task.fail_to_pass,
+    ):
+        assert part in text
+    assert "PASS_TO_PASS (2,345)\n  t.py::test_0\n" in text and text.endswith(
+        "t.py::test_19\n  ... and 2,325 more"
+    )
+    assert "\x1b" not in text and "\r" not in text
+    bundled = load_tasks()[0]
+    assert bundled.test_command in describe(bundled) and "files that the task brings" in describe(bundled)
+    lines = listing([task, bundled], width=60)
+    assert lines[0].startswith(f"train  {task.instance_id}  Broken") and lines[1].endswith("...")
+    assert all(len(line) <= 60 for line in lines) and len(listing(load_tasks(split=None))) == 64
 
 
 def test_what_is_no_task_file_is_refused(tmp_path, row):
@@ -64,8 +215,8 @@ def test_what_is_no_task_file_is_refused(tmp_path, row):
     (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe{}\n")
     with pytest.raises(TaskError, match="not UTF-8"):
         load_tasks(tmp_path / "latin.jsonl")
-    with pytest.raises(TaskError, match="SWE-Gym"):
-        load_tasks("swegym")
+    with pytest.raises(TaskError, match=r"no tasks at nowhere\.jsonl: the source is bundled, swegym, or"):
+        load_tasks("nowhere.jsonl")
 
 
 def test_a_repository_has_its_hash_and_nothing_else(tmp_path, task):

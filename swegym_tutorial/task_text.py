@@ -1,0 +1,66 @@
+"""Tasks in words for people: one line each, or one in full. Knows nothing of where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .task_rows import Task
+
+SHOWN_TESTS = 20  # of each list; a SWE-Gym task can have thousands
+
+
+def listing(tasks: Sequence[Task], width: int | None = None) -> list[str]:
+    """Return a line a task: split, id, the issue's first line, cut to `width` columns (None: not cut)."""
+    splits = max((len(task.split) for task in tasks), default=0)
+    names = max((len(task.instance_id) for task in tasks), default=0)
+    lines = []
+    for task in tasks:
+        issue = printable(task.problem_statement).strip().partition("\n")[0]
+        line = f"{task.split:{splits}}  {task.instance_id:{names}}  {issue}".rstrip()
+        lines.append(line if width is None or len(line) <= width else f"{line[: max(0, width - 3)]}...")
+    return lines
+
+
+def describe(task: Task) -> str:
+    """Return a task in full: issue, gold patch, hidden tests, where it runs and how it is tested."""
+    about = [f"{task.repo} at {task.base_commit[:12]}" if task.base_commit else task.repo]
+    about += [f"version {task.version}" if task.version else "", f"split {task.split}"]
+    return "\n".join(
+        [
+            f"{task.instance_id}  ({', '.join(filter(None, about))})",
+            f"\nIssue\n{printable(task.problem_statement).rstrip()}",
+            f"\nGold patch\n{printable(task.patch).rstrip()}",
+            f"\nTest patch\n{printable(task.test_patch).rstrip()}",
+            f"\nRepository: {_repository(task)}",
+            *([f"Environment: {task.setup}"] if task.setup else []),
+            f"Tested with: {_tested_with(task)}",
+            *_tests("FAIL_TO_PASS", task.fail_to_pass),
+            *_tests("PASS_TO_PASS", task.pass_to_pass),
+        ]
+    )
+
+
+def printable(text: str) -> str:
+    """Return text from outside for a terminal: plain line ends, and no control characters but tabs."""
+    lines = text.replace("\r\n", "\n")
+    return "".join(
+        c if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f") else "\N{REPLACEMENT CHARACTER}"
+        for c in lines
+    )
+
+
+def _repository(task: Task) -> str:
+    if task.files:
+        return f"{len(task.files)} files that the task brings"
+    return f"/testbed in the image {task.image}"
+
+
+def _tested_with(task: Task) -> str:
+    if task.parser == "swegym":
+        return f"swegym's own test command for {task.repo} {task.version}"
+    return task.test_command
+
+
+def _tests(name: str, ids: Sequence[str]) -> list[str]:
+    more = [f"  ... and {len(ids) - SHOWN_TESTS:,} more"] if len(ids) > SHOWN_TESTS else []
+    return [f"{name} ({len(ids):,})", *(f"  {printable(i)}" for i in ids[:SHOWN_TESTS]), *more]
