@@ -13,10 +13,23 @@ from typing import Any
 
 from .swegym_tasks import ACTIVATE, image_of
 
-REQUIRED_TEXTS = ["instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch"]
+INSTANCE_FIELDS = [
+    "repo",
+    "instance_id",
+    "base_commit",
+    "version",
+    "problem_statement",
+    "hints_text",
+    "created_at",
+    "patch",
+    "test_patch",
+    "FAIL_TO_PASS",
+    "PASS_TO_PASS",
+    "environment_setup_commit",
+]
 TEST_LISTS = ["FAIL_TO_PASS", "PASS_TO_PASS"]
-OPTIONAL_TEXTS = ["version", "hints_text", "created_at", "environment_setup_commit"]
-INSTANCE_FIELDS = [*REQUIRED_TEXTS, *TEST_LISTS, *OPTIONAL_TEXTS]
+OPTIONAL = ["version", "hints_text", "created_at", "environment_setup_commit"]  # other files leave some out
+REQUIRED = [name for name in INSTANCE_FIELDS if name not in OPTIONAL]
 PARSERS = ("pytest", "swegym")
 
 
@@ -91,9 +104,9 @@ def task_of_row(row: Any, where: str) -> Task:
     may still name others.
     """
     instance, about = _parts(row, where)
-    if missing := [name for name in REQUIRED_TEXTS + TEST_LISTS if instance.get(name) is None]:
+    if missing := [name for name in REQUIRED if instance.get(name) is None]:
         raise TaskError(f"{where}: the instance lacks {', '.join(missing)}")
-    texts = {name: _text(instance, name, where) for name in REQUIRED_TEXTS + OPTIONAL_TEXTS}
+    texts = {name: _text(instance, name, where) for name in INSTANCE_FIELDS if name not in TEST_LISTS}
     name = texts["instance_id"]
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise TaskError(
@@ -125,7 +138,7 @@ def _parts(row: Any, where: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     instance = about.get("instance")
     if isinstance(instance, dict):
         return instance, about
-    if instance is None and any(name in row for name in REQUIRED_TEXTS):
+    if instance is None and any(name in row for name in REQUIRED):
         return row, row
     raise TaskError(f"{where}: field 'instance' is missing")
 
