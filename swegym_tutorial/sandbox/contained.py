@@ -1,0 +1,255 @@
+"""A sandbox in a container: commands and files, whatever engine the container is of.
+
+What runs inside is supervisor.py's, and one call to the engine runs a command. Knows deadlines and what becomes
+of a call that fails; nothing of tasks, images or any engine.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from . import CommandResult, SandboxError, supervisor
+from .container import Call, Container
+from .process import OUTPUT_LIMIT, Output
+from .supervisor import Told, told
+
+ARGUMENT_LIMIT = 40_000  # bytes of a command or a file that travel in the call itself: services refuse 64 KiB
+START_PATIENCE = 120.0  # seconds that a busy engine may take to start a program in a container
+SLACK = 10.0  # seconds after a command's deadline until it is ended by a second call
+CLEAR_PATIENCE = 60.0  # seconds that this may take until the container is given up
+FILE_PATIENCE = 300.0  # seconds for moving one file
+START_PAUSES = (0.3, 1.0, 3.0)  # seconds before a program that the engine did not start is tried again
+TIMEOUT_CODE, KILLED_CODE, NO_SHELL_CODE = 124, 137, 127
+
+
+class RemoteSandbox:
+    """One container with a task's repository. The protocol's methods, for one thread and close() from any."""
+
+    def __init__(
+        self,
+        container: Container,
+        environment: Mapping[str, str],
+        lifetime: float,
+        forget: Callable[[RemoteSandbox], None],
+    ) -> None:
+        """environment: of every command. lifetime: seconds after which the container ends by itself."""
+        self.container = container
+        self.environment = dict(environment)
+        self._lifetime, self._forget = lifetime, forget
+        self._born = time.monotonic()
+        self._busy = threading.Lock()  # held while a command runs or a file is moved
+        self._state = threading.Lock()
+        self._call: Call | None = None
+        self._broken = ""
+        self._closed = False
+
+    def exec(
+        self,
+        command: str,
+        *,
+        timeout: float,
+        output_bytes: int = 65_536,
+        env: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        """Run a bash command in the repository; see the protocol.
+
+        It runs as the image's user, in the environment that the task's set-up made. A command that writes more
+        than 1 GiB is killed, with a line in brackets at the end of its output and exit code 137. Where the
+        deadline does not hold inside (a command can stop its supervisor), a second call holds it from outside;
+        where that fails too, the container is removed and SandboxError raised.
+        """
+        code = command.encode("utf-8", "replace")
+        if b"\0" in code:
+            return CommandResult(126, "bash: a command cannot hold a NUL byte\n", False, 0, 0.0)
+        start, output = time.monotonic(), Output(output_bytes)
+        with self._busy:
+            file = self._stage(code) if len(code) > ARGUMENT_LIMIT else ""
+            program = supervisor.supervise("" if file else code.decode(), file, timeout, self.container.keep)
+            said, flooded = self._supervised(program, {**self.environment, **(env or {})}, output, timeout)
+        seconds = time.monotonic() - start
+        shown = output.text()
+        if flooded:
+            shown += "\n" if shown and not shown.endswith("\n") else ""
+            shown += f"[killed: it wrote more than {OUTPUT_LIMIT >> 20} MB of output]\n"
+            return CommandResult(KILLED_CODE, shown, False, output.left_out, seconds)
+        code_or_killed = KILLED_CODE if said.exit_code is None else said.exit_code
+        return CommandResult(
+            TIMEOUT_CODE if said.late else code_or_killed, shown, said.late, output.left_out, seconds
+        )
+
+    def _supervised(
+        self, program: Sequence[str], env: Mapping[str, str], output: Output, timeout: float
+    ) -> tuple[Told, bool]:
+        """Run supervisor.supervise and hold its deadline from outside; also return whether it flooded."""
+        for pause in (*START_PAUSES, None):
+            with self._calling(program, env, output.add, OUTPUT_LIMIT) as call:
+                call.wait_for_start(START_PATIENCE)
+                call.wait(timeout + SLACK)
+                said = told(call.words)
+                late = not call.ended and not call.flooded
+                if not call.ended or (said.started and not said.ended):  # also: it killed its supervisor
+                    self._clear()
+                    if not call.wait(SLACK, flooded=True):
+                        raise self._give_up("a command was killed and did not end")
+            if said.started:
+                return (Told(True, late=True) if late else said), call.flooded
+            # The engine started no program. The container may be full of dying processes, or the engine busy.
+            if fault := self._fault():
+                raise self._give_up(fault)
+            if call.code in (126, 127):  # a command before this one has removed /bin/bash
+                output.add(call.words)
+                return Told(True, NO_SHELL_CODE), False
+            if pause is None:
+                said_instead = call.error or call.words.decode("utf-8", "replace").strip()[-300:]
+                raise SandboxError(
+                    f"the command was not started: {said_instead or 'the engine says nothing'}"
+                )
+            time.sleep(pause)
+        raise AssertionError("the loop returns or raises")
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Write a file of any size at any absolute path inside; see the protocol.
+
+        An existing file's rights are kept. Raises SandboxError for a path that leads over a link, or to
+        something that is no regular file.
+        """
+        _check_path(path)
+        with self._busy:
+            file = self._stage(data) if len(data) > ARGUMENT_LIMIT else ""
+            encoded = "" if file else base64.b64encode(data).decode()
+            words = self._move(supervisor.write(path, encoded, file), lambda data: None)
+        if not words.endswith(b"written\n"):
+            said = words.decode("utf-8", "replace").strip().removeprefix("no ")
+            raise SandboxError(f"{path} could not be written: {said or 'the sandbox does not say why'}")
+
+    def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
+        """Return a regular file's bytes; see the protocol."""
+        _check_path(path)
+        data = bytearray()
+        with self._busy:
+            words = self._move(supervisor.read(path, limit + 1), data.extend)
+        if not words.endswith(b"read\n"):
+            raise FileNotFoundError(f"no regular file at {path} in the sandbox")
+        return bytes(data)
+
+    def unpack(self, archive: bytes) -> None:
+        """Unpack a tar archive at the root. Raises SandboxError."""
+        self._check_open()
+        try:
+            self.container.unpack(archive)
+        except SandboxError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """End all in it and delete it; a command that runs in another thread raises SandboxError there."""
+        with self._state:
+            first, self._closed = not self._closed, True
+            if self._call is not None:
+                self._call.abandon()
+        if first:
+            try:
+                self.container.remove()
+            finally:
+                self._forget(self)
+
+    def _stage(self, data: bytes) -> str:
+        """Put data that is too large for an argument into a file of the sandbox, and return its path."""
+        path = f"/tmp/.swegym-{secrets.token_hex(8)}"
+        self._check_open()
+        try:
+            self.container.put(path, data)
+        except SandboxError as error:
+            raise self._failed(error) from error
+        return path
+
+    def _move(self, program: Sequence[str], out: Callable[[bytes], object]) -> bytes:
+        """Run one of supervisor.py's programs that move a file, and return what it said."""
+        with self._calling(program, self.environment, out) as call:
+            if not call.wait(FILE_PATIENCE):
+                raise self._give_up(f"a file was not moved within {FILE_PATIENCE:.0f} s")
+        if call.error is not None:
+            raise self._failed(call.error) from call.error
+        return call.words
+
+    @contextlib.contextmanager
+    def _calling(
+        self,
+        program: Sequence[str],
+        env: Mapping[str, str],
+        out: Callable[[bytes], object],
+        limit: int | None = None,
+    ) -> Iterator[Call]:
+        """Start a program; however the block is left, nothing of it runs afterwards."""
+        call = Call(self.container, program, env, out, limit)
+        with self._state:
+            self._refuse()
+            self._call = call
+        try:
+            call.start()
+            yield call
+        except BaseException:  # an interrupt may come at any point
+            with contextlib.suppress(SandboxError):
+                if not call.ended:
+                    self._clear()
+            raise
+        finally:
+            call.abandon()
+            with self._state:
+                self._call = None
+        self._check_open()
+
+    def _clear(self) -> None:
+        """End every process of a command by a call of its own. Where that fails the container is given up."""
+        self._check_open()
+        call = Call(self.container, supervisor.clear(self.container.keep), {}, lambda data: None)
+        call.start()
+        call.wait(CLEAR_PATIENCE)
+        call.abandon()
+        if not call.words.endswith(b"swept\n"):
+            raise self._give_up("a command could not be ended")
+
+    def _failed(self, error: BaseException) -> SandboxError:
+        """The error for what the engine refused: why the container is dead, or else the engine's words."""
+        self._check_open()
+        fault = self._fault()
+        return self._give_up(fault) if fault else SandboxError(str(error))
+
+    def _fault(self) -> str | None:
+        fault = self.container.fault()
+        if fault and time.monotonic() - self._born >= self._lifetime:
+            return f"its lifetime of {self._lifetime:.0f} s is over ({fault})"
+        return fault
+
+    def _give_up(self, why: str) -> SandboxError:
+        """Remove the container for good, and return the error that says why."""
+        why = self._fault() or why
+        with self._state:
+            self._refuse()
+            self._broken = why
+        threading.Thread(target=self._remove_quietly, name="remove a container", daemon=True).start()
+        return SandboxError(f"the sandbox broke: {why}")
+
+    def _remove_quietly(self) -> None:
+        with contextlib.suppress(SandboxError):
+            self.container.remove()
+
+    def _check_open(self) -> None:
+        with self._state:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+        if self._broken:
+            raise SandboxError(f"the sandbox broke: {self._broken}")
+
+
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    if not path.startswith("/") or "\0" in path or ".." in parts or parts[-1] in ("", "."):
+        raise SandboxError(f"{path!r} is no absolute path of a file")
