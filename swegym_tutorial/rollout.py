@@ -2,7 +2,8 @@
 
 The trajectory is token-exact: sampled ids are appended as they came and only observations are encoded, so that
 training sees what was sampled. Earlier turns, thinking included, are never rendered anew: the policy sees its
-own words again, where Qwen's template would drop them. Knows nothing of tests, rewards or training.
+own words again. Qwen3.5's template gives the same text: it drops only the thinking that lies before the last
+user message, and here there is one, the issue. Knows nothing of tests, rewards or training.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class Chat:
             raise TemplateError("the tokenizer has no end-of-sequence token, so no turn could end")
         self.stop_tokens: list[int] = [tokenizer.eos_token_id]
         self._special = _special_strings(tokenizer)
+        self._strips = {"start": False, "end": False}  # white space of an observation; Qwen3.5's does both
         self._before, self._between, self._after = self._around_observations()
         self._end_of_turn = tokenizer.decode(self.stop_tokens)
         if not self._before.startswith(self._end_of_turn):
@@ -126,7 +128,7 @@ class Chat:
 
     def _around_observations(self) -> tuple[str, str, str]:
         """Return what the template writes before, between and after two tool messages behind a turn."""
-        turn, one, two = "(turn)", 'observation "1"', 'observation "2"'
+        turn, one, two = "(turn)", 'observation "1"', '\tobservation "2"\t'
         opening = [*self.messages("(issue)"), {"role": "assistant", "content": turn}]
         try:
             text = self._render(
@@ -136,6 +138,9 @@ class Chat:
             told = f"{type(error).__name__}: {error}"
             raise TemplateError(f"the chat template takes no tool messages: {told}") from error
         text = text.rpartition(turn)[2]
+        bare = two.strip()
+        self._strips = {"start": f"\t{bare}" not in text, "end": f"{bare}\t" not in text}
+        two = self._as_shown(two)
         if text.count(one) != 1 or text.count(two) != 1 or text.index(one) > text.index(two):
             raise TemplateError("the chat template does not show tool messages as they are, in their order")
         before, rest = text.split(one)
@@ -153,6 +158,11 @@ class Chat:
         return (
             self._special.sub(lambda match: f"{match[0][:1]} {match[0][1:]}", text) if self._special else text
         )
+
+    def _as_shown(self, observation: str) -> str:
+        """Return an observation without the white space that the template strips."""
+        observation = observation.lstrip() if self._strips["start"] else observation
+        return observation.rstrip() if self._strips["end"] else observation
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         return self.tokenizer.apply_chat_template(
@@ -176,7 +186,7 @@ class Chat:
     def observations(self, texts: list[str], *, stopped: bool) -> list[int]:
         """Return what follows a turn: its end where the policy didn't sample it, tool responses, next opening."""
         start = "" if stopped else self._end_of_turn
-        shown = self._between.join(map(self.harmless, texts))
+        shown = self._between.join(self._as_shown(self.harmless(text)) for text in texts)
         return self.encode(start + self._before + shown + self._after)
 
 

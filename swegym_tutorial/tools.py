@@ -39,6 +39,7 @@ _CALL = "<tool_call>"
 _END = re.compile(r"</parameter>\s*</function>\s*</tool_call>")
 _CALL_OR_TEXTS_END = re.compile(r"\s*(?:<tool_call>|\Z)")
 _OPEN = re.compile(r"\s*<function=([^>\s]*)>\s*<parameter=([^>\s]*)>\n?")
+_NEXT_PARAMETER = re.compile(r"\n</parameter>\s*<parameter=([^>\s]*)>\n")
 _FORM = (
     "<tool_call>\\n<function=bash>\\n<parameter=command>\\n...\\n</parameter>\\n</function>\\n</tool_call>"
 )
@@ -47,11 +48,12 @@ _FORM = (
 def parse_tool_calls(text: str) -> list[ToolCall]:
     """Return the calls that a turn makes, in order; none means that the turn is the agent's final answer.
 
-    Looks behind `</think>` where the text has one, and takes the form that Qwen3.5 and Qwen3-Coder write
-    (XML-like, one parameter). A call ends at its three closing tags in a row, so that a command may contain
-    any one of them; and a broken call becomes an error for the model, without discarding good ones.
+    Looks behind the first `</think>` where the text has one: it ends the thinking that the prompt opened. Takes
+    the form that Qwen3.5 and Qwen3-Coder write (XML-like, one parameter). A call ends at its three closing tags
+    in a row, so that a command may contain any one of them; and a broken call becomes an error for the model,
+    without discarding good ones.
     """
-    answer = text.rpartition("</think>")[2] if "</think>" in text else text
+    answer = text.partition("</think>")[2] if "</think>" in text else text
     closings = _Closings(answer)
     calls, at = [], answer.find(_CALL)
     while at >= 0:
@@ -111,6 +113,9 @@ def _parse_call(body: str, *, closed: bool) -> ToolCall:
     if parameter != "command":
         return _broken(f"bash has no parameter {parameter!r}; its one parameter is command")
     command = body[head.end() :]
+    more = _NEXT_PARAMETER.search(command)
+    if more and "<<" not in command[: more.start()]:  # a heredoc may hold such lines
+        return _broken(f"bash has no parameter {more[1]!r}; its one parameter is command")
     if not command.strip():
         return _broken("its command is empty")
     return ToolCall(command)

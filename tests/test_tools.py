@@ -68,9 +68,7 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize(
-    "command", [text for text, _ in KEPT if "</think>" not in text], ids=lambda c: repr(c[:20])
-)
+@pytest.mark.parametrize("command", [text for text, _ in KEPT], ids=lambda c: repr(c[:20]))
 def test_case_31_a_command_with_tags_in_it_is_kept_whole(command):
     assert commands("Hm.\n</think>\n\n" + call(command)) == [command]
 
