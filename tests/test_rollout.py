@@ -65,7 +65,7 @@ def test_case_29_sampled_ids_are_kept_where_encoding_them_again_would_differ(tas
 
 
 def test_case_30_the_prompt_and_a_tool_response_are_what_the_template_renders(task, chat, sandboxes, config):
-    # verl#6854: later turns keep their own thinking, where the template would drop it when rendering anew.
+    # verl#6854: see test_qwen_format.py for which thinking Qwen3.5's template keeps and which it drops.
     script = Script(chat, tool_call("echo one"), FINAL)
     generate_rollout(task, script, chat, sandboxes, config)
     messages = chat.messages(task.problem_statement)
