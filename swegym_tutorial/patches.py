@@ -1,4 +1,4 @@
-"""A patch: captured from the agent's sandbox and applied in another, byte for byte.
+"""The repository before and after the agent: its future hidden, its change captured and applied elsewhere.
 
 Knows git and sandboxes; nothing of tests or rewards.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 from dataclasses import dataclass
 
 from .sandbox import Sandbox, SandboxError
@@ -14,10 +15,90 @@ from .tasks import Task
 
 PATCH_FILE = "/tmp/prediction.patch"
 GIT_TIMEOUT = 120.0  # seconds
+HISTORY_TIMEOUT = 600.0  # seconds; half a million objects, 360 MB, took 6
 NAMES_BYTES = 8 << 20  # of the list of paths that a patch touches
 _LEFT_OUT = " ".join(
     f"':(exclude,glob)**/{name}'" for name in ("*.pyc", "__pycache__/**", ".pytest_cache/**")
 )
+
+# How we call git on the repository of a task, whose owner, hooks and settings are its image's. A folder that is
+# named is used whoever owns it: git before 2.38 heeds safe.directory in no environment variable.
+OWN_GIT = """
+export GIT_DIR="$PWD/.git" GIT_WORK_TREE="$PWD" GIT_NO_REPLACE_OBJECTS=1 GIT_GRAFT_FILE=/none
+export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.hooksPath GIT_CONFIG_VALUE_0=/dev/null
+"""
+
+# What could lead to a later commit is too much to list: refs, reflogs, notes, worktrees, kept and borrowed packs, ...
+# So a new git folder takes the old one's place, and nothing is in it but what is copied here.
+_HIDE = r"""
+set -e -o pipefail
+fail() { echo "$1"; exit 1; }
+bounded() {  # in memory; most deltas are taken over as they are
+    git -c core.packedGitWindowSize=32m -c core.packedGitLimit=256m -c pack.threads=2 -c pack.windowMemory=64m \
+        -c pack.deltaCacheSize=64m "$@"
+}
+objects() { cut -d ' ' -f 1 | LC_ALL=C sort -u; }
+old="$PWD/.git" new="$PWD/.git/$own/.git"
+
+rm -f /eval.sh /patch.diff /test.patch /root/patch.diff
+[[ -d .git && ! -L .git ]] || fail '.git is no folder'
+base=$(git rev-parse --verify "$base^{commit}")
+find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' nested; do
+    kind=$(git --literal-pathspecs ls-tree "$base" -- "${nested%/.git}")
+    if [[ $kind == 160000* ]]; then  # a submodule, whose history goes on too
+        rm -rf -- "$nested"
+    elif GIT_DIR=$nested git cat-file -e "$base" 2> /dev/null; then
+        fail "$nested leads to other commits of this repository"
+    fi
+done
+
+format=$(git rev-parse --show-object-format)
+(unset GIT_DIR GIT_WORK_TREE; git init -q --template= --object-format="$format" "$old/$own")
+echo "$base" > "$new/HEAD"
+bounded rev-list --objects "$base" > "$new/wanted"
+bounded pack-objects -q --delta-base-offset "$new/objects/pack/pack" < "$new/wanted" > /dev/null
+for name in core.autocrlf core.eol user.name user.email; do
+    if value=$(git config --file "$old/config" "$name"); then git config --file "$new/config" "$name" "$value"; fi
+done
+mkdir "$new/info"
+for name in exclude attributes; do
+    if [[ -f $old/info/$name ]]; then cp "$old/info/$name" "$new/info/"; fi
+done
+if [[ -f $old/shallow ]]; then  # the oldest commits of this clone, of which some may be left
+    objects < "$new/wanted" > "$new/known"
+    grep -x -F -f "$new/known" "$old/shallow" > "$new/shallow" || rm "$new/shallow"
+fi
+if [[ $(stat -c %a "$old") == *7 ]]; then chmod -R a+rwX "$new"; fi
+chown -R --reference="$old" "$new" 2> /dev/null || true
+mv "$new" "$PWD/.$own"
+rm -rf .git
+mv "$PWD/.$own" .git
+git read-tree "$base"
+git update-index -q --refresh || true
+
+[[ $(git rev-parse HEAD) == "$base" && -z $(git for-each-ref) ]] || fail 'refs are left'
+git cat-file --batch-all-objects --batch-check='%(objectname)' | objects > .git/known
+bounded rev-list --objects "$base" | objects > .git/wanted
+cmp .git/known .git/wanted || fail 'objects are left that base_commit does not lead to'
+rm -f .git/known .git/wanted
+"""
+
+
+def hide_history(sandbox: Sandbox, task: Task) -> None:
+    """Leave nothing in the agent's repository but base_commit and what leads up to it, and check that.
+
+    For a repository with a history, at base_commit and clean, before the agent sees it. No ref, remote, reflog,
+    hook, submodule's git folder or stray file of the image's makers is left, and no object that base_commit does
+    not reach. The files in the working tree stay. Raises SandboxError where that cannot be had: another git
+    folder in the tree with these commits, a damaged repository, a timeout.
+    """
+    names = f"own=git-{secrets.token_hex(8)} base={shlex.quote(task.base_commit.strip() or 'HEAD')}"
+    result = sandbox.exec(f"{names}\n{OWN_GIT}{_HIDE}", timeout=HISTORY_TIMEOUT)
+    if result.exit_code:
+        told = f"killed after {result.seconds:.0f} s" if result.timed_out else result.output.strip()[-500:]
+        raise SandboxError(f"{task.instance_id}: the repository's future could not be hidden: {told}")
+
 
 # The agent owns the repository, its configuration and its home. So the diff is made with a git folder of our own
 # beside it, which borrows nothing but the objects: no setting, index, lock, ignore list or hook of the agent's
@@ -46,7 +127,7 @@ def capture_patch(sandbox: Sandbox, task: Task, limit: int) -> bytes:
     fails or git runs out of time; a repository that has lost base_commit gives an empty patch.
     """
     own = f"capture-{secrets.token_hex(8)}"  # a name that the agent cannot have taken
-    base = task.base_commit or "$(git rev-parse HEAD)"
+    base = shlex.quote(task.base_commit.strip()) if task.base_commit else "$(git rev-parse HEAD)"
     result = sandbox.exec(_CAPTURE.format(own=_in_shell(f"/tmp/{own}"), base=base), timeout=GIT_TIMEOUT)
     if result.timed_out:
         raise SandboxError(f"{task.instance_id}: the patch was not captured within {GIT_TIMEOUT:.0f} s")
@@ -61,6 +142,17 @@ class Applied:
     refusal: str | None = None
 
 
+_NO_REPOSITORY = 90  # an exit code that git does not use
+_APPLY = f"""
+words=$(git rev-parse --verify 'HEAD^{{commit}}' 2>&1) || {{ echo "$words"; exit {_NO_REPOSITORY}; }}
+names() {{ git -c core.quotePath=true apply --numstat "$@" "$file" 2>&1; }}
+# One name of each file, for a rename the new one; and the old one in reverse.
+list=$(names && names -R) || {{ echo "$list"; exit 1; }}
+words=$(git apply --whitespace=nowarn "$file" 2>&1) || {{ echo "$words"; exit 1; }}
+echo "$list"
+"""
+
+
 def apply_patch(sandbox: Sandbox, patch: bytes, name: str = PATCH_FILE) -> Applied:
     """Apply a patch in /testbed; nothing is changed where it is refused.
 
@@ -68,14 +160,12 @@ def apply_patch(sandbox: Sandbox, patch: bytes, name: str = PATCH_FILE) -> Appli
     sandbox fails, and where git ran out of time.
     """
     sandbox.write_file(name, patch)
-    file = _in_shell(name)
-    # --numstat gives one name of each file, for a rename the new one; and the old one in reverse.
-    names = "git -c core.quotePath=true apply --numstat"
-    listed = f'list=$({names} {file} 2>&1 && {names} -R {file} 2>&1) || {{ echo "$list"; exit 1; }}'
-    command = f'{listed}; words=$(git apply --whitespace=nowarn {file} 2>&1) || {{ echo "$words"; exit 1; }}'
-    result = sandbox.exec(f'{command}; echo "$list"', timeout=GIT_TIMEOUT, output_bytes=NAMES_BYTES)
+    command = f"file={_in_shell(name)}\n{OWN_GIT}{_APPLY}"
+    result = sandbox.exec(command, timeout=GIT_TIMEOUT, output_bytes=NAMES_BYTES)
     if result.timed_out:
         raise SandboxError(f"git apply did not end within {GIT_TIMEOUT:.0f} s")
+    if result.exit_code == _NO_REPOSITORY:
+        raise SandboxError(f"the sandbox has no working repository: {result.output.strip()[-300:]}")
     if result.exit_code:
         return Applied(refusal=result.output.strip() or f"git apply ended with {result.exit_code}")
     if result.truncated_bytes:

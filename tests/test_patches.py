@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from swegym_tutorial import patches
-from swegym_tutorial.patches import apply_patch, capture_patch, touched_files
+from swegym_tutorial.events import RunFolder
+from swegym_tutorial.patches import apply_patch, capture_patch, hide_history, touched_files
+from swegym_tutorial.rollout import Ending, Rollout
 from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, backend
 from swegym_tutorial.tasks import Task
 
@@ -90,6 +98,13 @@ SIDE_EFFECTS = [
     "echo '* working-tree-encoding=UTF-16' > .git/info/attributes",
     "echo '*' > .git/info/exclude && echo 'README.md -diff' > .git/info/attributes",
     "git commit -q -a --amend -m x",
+    "git checkout -q -b mine && git commit -q -a -m x && git tag x && git stash",
+    "git stash -q && git stash pop -q",
+    "git config core.autocrlf true && git config core.safecrlf true && git config core.fileMode false",
+    "git config filter.x.clean 'tr a-z A-Z' && git config filter.x.required true && echo '* filter=x' > .git/info/attributes",
+    "git config core.worktree /tmp && git config core.fsmonitor false && git config core.quotePath false",
+    "printf '#!/bin/sh\nexit 1\n' > .git/hooks-x && git config core.hooksPath .git",
+    "git gc -q --prune=now && git repack -q -a -d && chmod -R a-w .git",
     "git replace $(git rev-parse HEAD:README.md) $(git hash-object -w src/cart.py)",
 ]
 
@@ -105,6 +120,8 @@ def test_a_fix_is_not_lost_because_of_something_beside_it(task, box, fixed, side
     [
         "echo '* working-tree-encoding=UTF-16' > .gitattributes",
         "echo '[broken' > .gitmodules",
+        "git config filter.x.clean false && git config filter.x.required true && echo '* filter=x' > .gitattributes",
+        "echo '* ident text=auto' > .gitattributes",
         "echo secret > notes && chmod 000 notes",
         "git init -q sub && cd sub && git commit -q --allow-empty -m x",
     ],
@@ -181,3 +198,289 @@ def test_touched_files_reads_quoted_names_renames_and_binary_files():
         "diff --git a/gone.py b/gone.py\n--- a/gone.py\n+++ /dev/null\n"
     )
     assert touched_files(patch) == ['ä/"x', "a b.png", "old.py", "new.py", "copy", "gone.py"]
+
+
+# A repository as an image has it: the commits before base and after, and all that can lead to the later ones.
+BEFORE = """
+git config core.logAllRefUpdates true; git checkout -q -b main
+git commit -q --allow-empty -m 'older'; echo more > docs.txt; git add -A; git commit -q -m 'base'; git tag base
+"""
+AFTER = """
+echo 'the answer' > answer.py; git add -A; git commit -q -m 'the fix'; git tag -a -m x v2; git notes add -m x
+git repack -q -a -d; touch "$(ls .git/objects/pack/*.pack | head -1 | sed s/pack$/keep/)"
+echo later >> answer.py; git commit -q -a -m 'later'; git branch feature; git pack-refs --all
+git worktree add -q ../tmp/tree feature; git update-ref refs/pull/1/head HEAD; echo half >> answer.py; git stash -q
+git commit-graph write --reachable; git remote add origin https://example.org/x; git gc -q --auto
+for name in FETCH_HEAD ORIG_HEAD MERGE_HEAD CHERRY_PICK_HEAD; do git rev-parse HEAD > .git/$name; done
+echo dangling | git hash-object -w --stdin; mkdir -p .git/hooks; echo 'echo hook' > .git/hooks/post-checkout
+chmod +x .git/hooks/post-checkout; git config core.hooksPath .git/hooks
+"""
+BACK = """
+fix=$(git rev-parse HEAD); git -c core.hooksPath=/dev/null checkout -q --detach base; git replace base $fix
+echo "$(git rev-parse base~) $fix" > .git/info/grafts
+"""
+
+
+def with_history(task: Task, box: Sandbox, after: str = AFTER) -> tuple[Task, list[str], list[str]]:
+    """Give the box a history. Returns the task, base's objects and all others."""
+    run(box, f"set -e\n{BEFORE}")
+    base = run(box, "git rev-parse HEAD").output.strip()
+    known = run(box, "git rev-list --objects --no-object-names HEAD").output.split()
+    run(box, f"set -e\n{after}\n{BACK}")
+    every = run(box, "git cat-file --batch-all-objects --batch-check='%(objectname)'").output.split()
+    return replace(task, base_commit=base), sorted(known), sorted({*every} - {*known})
+
+
+# Case 10 (SWE-bench#465, mini-swe-agent#787): the repository's history shows no later commit.
+def test_case_10_history_is_hidden(task, box):
+    task, known, later = with_history(task, box)
+    assert len(later) > 10
+    hide_history(box, task)
+    every = run(box, "git cat-file --batch-all-objects --batch-check='%(objectname)'").output.split()
+    assert sorted(every) == known
+    found = run(box, f"printf '%s\\n' {' '.join(later)} | git cat-file --batch-check | grep -v missing; true")
+    assert found.output == ""
+    assert run(box, "git for-each-ref; git stash list; git reflog; git remote; git notes list").output == ""
+    assert run(box, "git log --all --format=%s HEAD").output == "base\nolder\nThe state before the fix\n"
+    assert run(box, "git status --short; git rev-parse HEAD").output == f"{task.base_commit}\n"
+    assert run(box, "git fsck --full --strict --no-dangling 2>&1").output == ""
+    files = run(box, "cd .git; find . -type f -o -type l | sed 's/pack-.*[.]/pack./' | sort").output.split()
+    assert files == ["./HEAD", "./config", "./index", "./objects/pack/pack.idx", "./objects/pack/pack.pack"]
+
+
+def test_case_10_the_agent_works_on_as_in_any_repository(task, box):
+    task, *_ = with_history(task, box)
+    run(box, "echo local > .git/info/exclude; git config core.eol lf; git config user.name keeper")
+    hide_history(box, task)
+    assert run(box, "git config core.eol; git config user.name; cat .git/info/exclude").output.split() == [
+        *("lf", "keeper", "local")
+    ]
+    run(
+        box,
+        f"{FIX}; git checkout -q -b mine; git commit -q -a -m x; git stash; git checkout -q {task.base_commit}",
+    )
+    run(box, "git merge -q mine; git blame README.md; git log -p")
+    assert b"+fixed" in capture_patch(box, task, ROOM)
+    hide_history(box, task)  # also a second time
+    assert run(box, "git log --format=%s -1").output == "base\n"
+
+
+@pytest.mark.parametrize("form", [str.upper, lambda base: base[:12], lambda base: f" {base}\n"])
+def test_a_base_commit_is_found_in_any_form(task, box, form):
+    task, *_ = with_history(task, box)
+    task = replace(task, base_commit=form(task.base_commit))
+    hide_history(box, task)
+    run(box, FIX)
+    assert b"+fixed" in capture_patch(box, task, ROOM)
+
+
+def test_case_10_what_a_clone_borrows_becomes_its_own(task, box):
+    task, known, _ = with_history(task, box)
+    lend = "mv .git /tmp/lender; git clone -q --no-checkout --shared /tmp/lender /tmp/other"
+    run(
+        box,
+        f"{lend}; mv /tmp/other/.git .; git checkout -q {task.base_commit}; cat .git/objects/info/alternates",
+    )
+    hide_history(box, task)
+    run(box, "rm -rf /tmp/lender")
+    every = run(box, "git cat-file --batch-all-objects --batch-check='%(objectname)'").output.split()
+    assert sorted(every) == known
+    assert run(box, "git fsck --full 2>&1; git status --short").output == ""
+
+
+def test_case_10_a_shallow_clone_stays_one(task, box):
+    task, *_ = with_history(task, box, "echo x > answer.py; git add -A; git commit -q -m fix; git branch fix")
+    run(box, "git clone -q --depth 2 --branch fix file://$PWD /tmp/s; rm -rf .git; mv /tmp/s/.git .; ")
+    run(box, "git checkout -q HEAD~; git log --format=%s HEAD; git status")
+    hide_history(box, task)
+    assert run(box, "git log --format=%s").output == "base\n"
+    assert run(box, "git fsck --full 2>&1").output == ""
+
+
+def test_case_10_submodules_lose_their_git_folders_and_change_no_patch(task, box):
+    task, *_ = with_history(task, box)
+    run(
+        box,
+        "git init -q /tmp/sub; cd /tmp/sub; echo a > a; git add a; git commit -q -m a; cd -;"
+        "git -c protocol.file.allow=always submodule --quiet add /tmp/sub 'third party/sub'; git commit -q -m sub",
+    )
+    task = replace(task, base_commit=run(box, "git rev-parse HEAD").output.strip())
+    hide_history(box, task)
+    assert run(box, "find . -name .git; git status --short; ls third*/sub").output == "./.git\na\n"
+    assert capture_patch(box, task, ROOM) == b""
+    run(box, FIX)
+    assert capture_patch(box, task, ROOM).count(b"diff --git") == 1
+
+
+@pytest.mark.parametrize(
+    "leak, told",
+    [
+        ("git clone -q . copy", "./copy/.git leads to other commits"),
+        ("git worktree add -q --detach tree", "./tree/.git leads to other commits"),
+        ("mv .git elsewhere; ln -s elsewhere .git", ".git is no folder"),
+        ("rm -rf .git", ".git is no folder"),
+        (
+            "for pack in .git/objects/pack/*.pack; do mv $pack x; git unpack-objects -q < x; done;"
+            "rm .git/objects/$(GIT_NO_REPLACE_OBJECTS=1 GIT_GRAFT_FILE=/none git rev-parse base~^{tree} | sed 's|..|&/|')",
+            "bad tree object",
+        ),
+    ],
+)
+def test_case_10_what_cannot_be_hidden_is_loud(task, box, leak, told):
+    task, *_ = with_history(task, box)
+    run(box, leak)
+    with pytest.raises(SandboxError, match="future could not be hidden") as error:
+        hide_history(box, task)
+    assert told in str(error.value)
+
+
+def test_an_unrelated_repository_inside_is_left_alone(task, box):
+    task, *_ = with_history(task, box)
+    run(box, "git init -q other; cd other; git commit -q --allow-empty -m x")
+    hide_history(box, task)
+    assert run(box, "git -C other log --format=%s").output == "x\n"
+
+
+class OtherOwner:
+    """A sandbox whose repository belongs to another user, as git sees it."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self.box = box
+
+    def __getattr__(self, name):
+        return getattr(self.box, name)
+
+    def exec(self, command, **options):
+        return self.box.exec(command, **options, env={"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"})
+
+
+def test_a_repository_of_another_user_is_no_obstacle(task, box, fixed, sandboxes):
+    history, *_ = with_history(task, box)
+    other = OtherOwner(box)
+    assert "dubious ownership" in other.exec("git status", timeout=9).output
+    hide_history(other, history)
+    run(box, FIX)
+    patch = capture_patch(other, history, ROOM)
+    run(box, "git checkout -q .")
+    assert apply_patch(other, patch).paths == ("README.md",)
+
+
+def test_the_hiding_of_history_is_bounded_in_time(task, box, monkeypatch):
+    monkeypatch.setattr(patches, "HISTORY_TIMEOUT", 0.001)
+    with pytest.raises(SandboxError, match="killed after 0 s"):
+        hide_history(box, task)
+
+
+def test_a_sandbox_without_a_working_repository_is_no_refusal(task, box, fixed):
+    run(box, "rm -rf .git/objects/pack")
+    with pytest.raises(SandboxError, match="no working repository"):
+        apply_patch(box, fixed)
+
+
+# Trees of files as JSON: {name: ["file", bytes in base64, executable] | ["link", target] | {name: ...}}. Few names and
+# few lines, so that a change of a tree often meets what was there: a file where a folder was, the same text elsewhere.
+# (No name ends in a space: git itself cannot read the header that it writes for an empty file in such a folder.)
+NAMES = [
+    "a",
+    "b.py",
+    " c",
+    'q"',
+    "'",
+    "t\t",
+    "n\nn",
+    "ä",
+    "\udcff",
+    "-d",
+    "*",
+    "b\\n",
+    "\u2028",
+    "dev null",
+]
+LINES = [b"", b"x", b"y", b" ", b"\t", b"\r", b"\0", b"\xff", b"--- a/x", b"+++ b/x", b"@@ -1 +1 @@", b"-- "]
+TEXTS = st.builds(
+    lambda lines, end: b"\n".join(lines) + end,
+    st.lists(st.sampled_from(LINES), max_size=12),
+    st.sampled_from([b"", b"\n", b"\n\n\n"]),
+)
+FILES = st.tuples(st.just("file"), TEXTS.map(lambda text: base64.b64encode(text).decode()), st.booleans())
+LINKS = st.tuples(st.just("link"), st.sampled_from(NAMES))
+TREES = st.recursive(
+    FILES | LINKS,
+    lambda node: st.dictionaries(st.sampled_from(NAMES), node, min_size=1, max_size=5),
+    max_leaves=12,
+).map(lambda node: node if isinstance(node, dict) else {"top": node})
+
+PUT = """
+import base64, json, os, shutil, sys
+def put(tree):
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            os.mkdir(name), os.chdir(name), put(node), os.chdir("..")
+        elif node[0] == "link":
+            os.symlink(node[1], name)
+        else:
+            open(name, "wb").write(base64.b64decode(node[1])), os.chmod(name, 0o755 if node[2] else 0o644)
+def look(folder):
+    tree = {}
+    for entry in os.scandir(folder):
+        if entry.is_symlink():
+            tree[entry.name] = ["link", os.readlink(entry.path)]
+        elif entry.is_dir():
+            tree[entry.name] = look(entry.path)
+        else:
+            text = base64.b64encode(open(entry.path, "rb").read()).decode()
+            tree[entry.name] = ["file", text, bool(entry.stat().st_mode & 0o100)]
+    return tree
+for entry in os.scandir("."):
+    if "tree" in globals() and entry.name != ".git":
+        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
+put(globals().get("tree", {}))
+"""
+COMMIT = """
+export GIT_AUTHOR_DATE=2026-01-01T00:00:00Z GIT_COMMITTER_DATE=2026-01-01T00:00:00Z
+rm -f .git/index; git add -A -f; git commit-tree -m base $(git write-tree) > .git/commit; cp .git/commit .git/HEAD; cat .git/HEAD
+"""
+
+
+def put(box: Sandbox, tree: dict, then: str = "") -> str:
+    box.write_file("/tmp/put.py", f"import json\ntree = json.loads({json.dumps(tree)!r})\n{PUT}".encode())
+    return run(box, f"python /tmp/put.py; {then}").output.strip()
+
+
+def look(box: Sandbox) -> dict:
+    box.write_file("/tmp/look.py", f"{PUT}\nprint(json.dumps(look('.')))".encode())
+    tree = json.loads(run(box, "python /tmp/look.py").output)
+    return {name: node for name, node in tree.items() if name != ".git"}
+
+
+@pytest.fixture(scope="module")
+def pair(task: Task, sandboxes: SandboxBackend) -> Iterator[tuple[Sandbox, Sandbox]]:
+    boxes = sandboxes.open(task), sandboxes.open(task)
+    yield boxes
+    for box in boxes:
+        box.close()
+
+
+# Case 8 (evalscope#1408, OpenHands#2684): a patch is corrupted on its way.
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(before=TREES, after=TREES)
+def test_case_8_any_change_of_any_tree_travels_byte_for_byte(task, pair, tmp_path_factory, before, after):
+    agent, grader = pair
+    base = put(agent, before, COMMIT)
+    assert put(grader, before, COMMIT) == base
+    task = replace(task, base_commit=base)
+    put(agent, after)
+    patch = stored(capture_patch(agent, task, ROOM), RunFolder(tmp_path_factory.mktemp("run")))
+    if look(agent) == look(grader):
+        assert patch == b""
+    else:
+        applied = apply_patch(grader, patch)
+        assert applied.refusal is None, applied.refusal
+        assert look(grader) == look(agent)
+
+
+def stored(patch: bytes, folder: RunFolder) -> bytes:
+    """The patch as it comes back from the run folder."""
+    none = np.zeros(0)
+    folder.save_rollout(folder.path, Rollout("t", none, none, none, (), Ending.FINAL, patch, 0.0))
+    return (folder.path / "prediction.patch").read_bytes()
