@@ -8,6 +8,8 @@ from typing import Any
 
 from .sandbox import KINDS
 
+SOURCES = "bundled, swegym (31 tasks), swegym:all, swegym:OWNER/REPO, swegym:ID,ID, or a JSONL file"
+
 
 def _positive(kind: Any) -> Any:
     def read(text: str) -> Any:
@@ -62,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     tasks = commands.add_parser("tasks", help="list, show and validate tasks")
     kinds = tasks.add_subparsers(required=True, metavar="COMMAND")
     listing = kinds.add_parser("list", help="one line a task")
+    listing.add_argument("--split", help="train or held-out (default: all of the selection)")
     listing.set_defaults(command="tasks_list")
     one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
     one.add_argument("id", metavar="ID")
@@ -73,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     check.set_defaults(command="tasks_validate")
     for command in (listing, one, check):
         command.add_argument(
-            "--tasks", default="bundled", metavar="SOURCE", help="bundled (default) or a JSONL file"
+            "--tasks", default="bundled", metavar="SOURCE", help=f"{SOURCES} (default bundled)"
         )
 
     sandboxes = commands.add_parser("sandboxes", help="find and end what killed runs left behind")
@@ -135,7 +138,7 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--seed", type=int, metavar="N", help="decides the order of tasks, the adapter's start, the sampling"
     )
-    train.add_argument("--tasks", metavar="SOURCE", help="bundled, or a JSONL file")
+    train.add_argument("--tasks", metavar="SOURCE", help=SOURCES)
     train.add_argument(
         "--sandbox",
         choices=KINDS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from .arguments import make_parser
 from .config import TrainingConfig
-from .tasks import TaskError, load_tasks
+from .tasks import Task, TaskError, load_tasks
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has had enough, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except (TaskError, SandboxError, OSError, RuntimeError) as error:
         print(f"swegym-tutorial: {error}", file=sys.stderr)
         return FAILED
@@ -209,21 +213,31 @@ def _evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _tasks_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    for task in load_tasks(args.tasks, split=None):
-        issue = task.problem_statement.strip().splitlines()[0]
-        print(f"{task.split:9} {task.instance_id:36} {issue[:100]}")
+    from .task_text import listing
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in listing(load_tasks(args.tasks, split=args.split), width):
+        print(line)
     return DONE
 
 
 def _tasks_show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    (task,) = load_tasks(args.tasks, ids=[args.id])
-    print(f"{task.instance_id}  ({task.repo} at {task.base_commit[:12]}, split {task.split})\n")
-    print(f"Issue\n{task.problem_statement}\n")
-    print(f"Gold patch\n{task.patch}\nTest patch\n{task.test_patch}")
-    print(f"Tested with: {task.test_command}")
-    for name, ids in (("FAIL_TO_PASS", task.fail_to_pass), ("PASS_TO_PASS", task.pass_to_pass)):
-        print(name, *ids, sep="\n  ")
+    from .task_text import describe
+
+    print(describe(_task(args.tasks, args.id)))
     return DONE
+
+
+def _task(source: str, name: str) -> Task:
+    """Find a task in the source; one that the bundled set lacks may be a SWE-Gym task."""
+    try:
+        return load_tasks(source, ids=[name])[0]
+    except TaskError:
+        from .swegym_tasks import cached_path
+
+        if source != "bundled" or not cached_path().is_file():
+            raise
+        return load_tasks("swegym", ids=[name])[0]
 
 
 def _tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

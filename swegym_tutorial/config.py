@@ -86,6 +86,7 @@ class TrainingConfig:
     sandbox_starts: int = 16  # sandboxes started at once at most: services throttle storms (docker, modal)
     attempt_retries: int = 2  # an infrastructure fault is tried again this often
     evaluation_attempts: int = 8  # attempts a held-out task, before and after
+    evaluation_tasks: int | None = None  # held-out tasks, drawn by the seed (None: all)
 
     def __post_init__(self) -> None:
         positive = [
@@ -139,6 +140,8 @@ class TrainingConfig:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_groups_per_batch is not None and self.max_groups_per_batch < self.groups_per_batch:
             raise ValueError("max_groups_per_batch must be at least groups_per_batch, or none")
+        if self.evaluation_tasks is not None and self.evaluation_tasks <= 0:
+            raise ValueError(f"evaluation_tasks must be positive, or none, not {self.evaluation_tasks}")
         if not 2 <= self.min_group_size <= self.group_size:
             raise ValueError("min_group_size must lie between 2 and group_size: one attempt has no advantage")
         if not self.clip_low < 1 < self.clip_high:
@@ -185,6 +188,7 @@ class TrainingConfig:
             sandbox_memory_mb=8192,
             sandbox_processes=4096,
             evaluation_attempts=4,
+            evaluation_tasks=32,
         )
         return replace(config, **changes)
 

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import math
 import os
+import random
 import re
 import resource
 import secrets
@@ -79,7 +80,7 @@ class TrainingRun:
         if self._server_address is None:
             model_folder(config)
         self._tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
-        self._held_out = load_tasks(config.tasks, split="held-out") if evaluate else []
+        self._held_out = held_out_tasks(config) if evaluate else []
         self._stop = threading.Event()
         self._paused = threading.Event()
         self._done = threading.Event()
@@ -291,6 +292,15 @@ def _raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def held_out_tasks(config: TrainingConfig) -> list[Task]:
+    """Return the held-out tasks that are evaluated, in their order. Raises TaskError where there are none."""
+    tasks = load_tasks(config.tasks, split="held-out")
+    if config.evaluation_tasks is None or config.evaluation_tasks >= len(tasks):
+        return tasks
+    chosen = sorted(random.Random(config.seed).sample(range(len(tasks)), config.evaluation_tasks))
+    return [tasks[n] for n in chosen]
 
 
 def first_client(service: PolicyService, config: TrainingConfig) -> tuple[PolicyClient, Chat]:

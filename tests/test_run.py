@@ -23,6 +23,8 @@ from swegym_tutorial.connect import RunError
 from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.grading import Outcome
 from swegym_tutorial.policy import PolicyError
+from swegym_tutorial.run import held_out_tasks
+from swegym_tutorial.tasks import load_tasks
 from swegym_tutorial.terminal import summarise
 from swegym_tutorial.trials import evaluate_policy
 
@@ -432,3 +434,21 @@ def test_tasks_are_listed_and_shown():
     name = listed.stdout.split()[1]
     shown = run_cli("tasks", "show", name)
     assert all(word in shown.stdout for word in (name, "Issue", "Gold patch", "FAIL_TO_PASS", "pytest"))
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error():
+    command = f"{sys.executable} -m swegym_tutorial.cli tasks list | head -n 1"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert done.stdout.startswith("train     bundled__") and done.stderr == ""
+
+
+def test_a_large_held_out_split_is_sampled_by_the_seed():
+    config = replace(TrainingConfig.laptop(), evaluation_tasks=5)
+    chosen, names = held_out_tasks(config), [task.instance_id for task in load_tasks(split="held-out")]
+    assert len(chosen) == 5 and chosen == held_out_tasks(config)
+    assert [names.index(task.instance_id) for task in chosen] == sorted(
+        names.index(t.instance_id) for t in chosen
+    )
+    assert chosen != held_out_tasks(replace(config, seed=1))
+    assert len(held_out_tasks(TrainingConfig.laptop())) == len(names)
