@@ -38,10 +38,11 @@ SETUP_TIMEOUT = 300.0  # seconds for a task's set-up, and for git to put its rep
 ASKED_AT_ONCE = 8  # images that are asked for at the same time
 CLOSED_AT_ONCE = 16
 
-# The local sandbox's, but the user is the image's: root. LC_ALL would otherwise be the image's.
+# The local sandbox's, but the user is the image's root. LC_ALL is cleared, so that LANG counts as it does there;
+# set to C.UTF-8, bash would complain in every output of an image that lacks this locale.
 BASE: Mapping[str, str] = {
     **{name: value for name, value in ENVIRONMENT.items() if name not in ("HOME", "USER", "LOGNAME")},
-    "LC_ALL": "C.UTF-8",
+    "LC_ALL": "",
 }
 _OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
 

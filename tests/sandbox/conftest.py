@@ -1,10 +1,12 @@
-"""A handmade task, and a look at the machine's processes."""
+"""A handmade task, the kinds of sandbox that the contract is held against, and a look at the machine's processes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -13,7 +15,14 @@ import pytest
 from swegym_tutorial.sandbox import SandboxBackend, backend
 from swegym_tutorial.tasks import Task
 
+from .podman import Engine, skip_or_fail, start_engine, why_not
+
 _numbers = itertools.count(1)
+
+HOSTED = ("local", "subprocess")  # kinds that keep sandboxes in folders of this machine
+# Kinds whose service is elsewhere -> the fixture that starts one, with the `settings` (environment variables) to it.
+SERVICES = {"docker": "engine"}
+KINDS = (*HOSTED, *SERVICES)
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +42,43 @@ def small_task() -> Task:
     )
 
 
-@pytest.fixture(scope="module", params=["local", "subprocess"])
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """podman with an image of this machine's programs."""
+    if reason := why_not():
+        skip_or_fail("docker", reason)
+    with start_engine(registry="127.0.0.1:1") as started:
+        yield started
+
+
+@contextlib.contextmanager
+def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
+    """Open a backend of that kind, against the service of a fixture where it needs one; close it."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "sandbox subprocess")
+        if kind in SERVICES:
+            for name, value in request.getfixturevalue(SERVICES[kind]).settings.items():
+                patch.setenv(name, value)
+        with contextlib.closing(backend(kind)) as made:
+            yield made
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def any_backend(request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
-    if request.param == "subprocess":
-        with pytest.warns(UserWarning, match="without isolation"):
-            opened = backend("subprocess")
-    else:
-        opened = backend(request.param)
-    yield opened
-    opened.close()
+    with opened(request.param, request) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=HOSTED)
+def hosted_backend(request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
+    with opened(request.param, request) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=SERVICES)
+def remote_backend(request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
+    with opened(request.param, request) as made:
+        yield made
 
 
 @pytest.fixture

@@ -14,15 +14,31 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, backend
+from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError
 from swegym_tutorial.tasks import Task
 
-from .conftest import processes_of, wait_for
+from .conftest import KINDS, opened, processes_of, wait_for
 
 
 @pytest.fixture
 def sandbox(any_backend: SandboxBackend, small_task: Task) -> Iterator[Sandbox]:
     opened = any_backend.open(small_task)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def hosted(hosted_backend: SandboxBackend, small_task: Task) -> Iterator[Sandbox]:
+    """A sandbox in a folder of this machine."""
+    opened = hosted_backend.open(small_task)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def remote(remote_backend: SandboxBackend, small_task: Task) -> Iterator[Sandbox]:
+    """A sandbox in a container."""
+    opened = remote_backend.open(small_task)
     yield opened
     opened.close()
 
@@ -230,14 +246,7 @@ def test_only_regular_files_are_read_and_none_outside(sandbox: Sandbox, tmp_path
     for path in ("link", "folder/secret", "inner", "pipe", "real", "absent", "README/x", "absent/x"):
         with pytest.raises(FileNotFoundError):
             sandbox.read_file(f"/testbed/{path}")
-    for path in (
-        "/testbed/../x",
-        "/etc/passwd",
-        "README",
-        "/testbed",
-        "/testbedx/a",
-        "/tmp/a\0b",
-    ):
+    for path in ("/testbed/../x", "README", "/testbed/", "/tmp/a\0b"):
         with pytest.raises(SandboxError):
             sandbox.read_file(path)
 
@@ -252,10 +261,27 @@ def test_nothing_is_written_through_a_link_or_outside(sandbox: Sandbox, tmp_path
     for path in ("link", "folder/secret", "folder/new", "pipe", "real", "dangling", "README/x", "../x", "."):
         with pytest.raises(SandboxError):
             sandbox.write_file(f"/testbed/{path}", b"overwritten")
-    for path in ("/etc/x", "/x", "x", "/home/agent", "/home/other/x", "/testbed/a\0b"):
+    for path in ("x", "/home/agent", "/testbed", "/testbed/a\0b"):
         with pytest.raises(SandboxError):
             sandbox.write_file(path, b"overwritten")
     assert secret.read_text() == "secret" and os.listdir(tmp_path) == ["secret"]
+
+
+def test_files_of_this_machine_are_out_of_reach(hosted: Sandbox) -> None:
+    for path in ("/etc/passwd", "/etc/x", "/x", "/testbed", "/testbedx/a", "/home/other/x"):
+        with pytest.raises(SandboxError):
+            hosted.read_file(path)
+        with pytest.raises(SandboxError):
+            hosted.write_file(path, b"overwritten")
+
+
+def test_a_container_is_written_anywhere(remote: Sandbox) -> None:
+    remote.write_file("/eval.sh", b"echo evaluated in $PWD; exit 4\n")
+    remote.write_file("/opt/a b/*/c", bytes(range(256)))
+    assert remote.read_file("/opt/a b/*/c") == bytes(range(256))
+    result = run(remote, "bash /eval.sh")
+    assert (result.output, result.exit_code) == ("evaluated in /testbed\n", 4)
+    assert remote.read_file("/etc/passwd").startswith(b"root:")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +306,8 @@ def test_a_removed_top_folder_is_the_commands_doing(sandbox: Sandbox, ruin: str)
         assert sandbox.read_file(path) == b"text"
 
 
-def test_a_sandbox_whose_folder_is_gone_is_a_fault(sandbox: Sandbox) -> None:
+def test_a_sandbox_whose_folder_is_gone_is_a_fault(hosted: Sandbox) -> None:
+    sandbox = hosted
     folder: Path = sandbox.state.path  # type: ignore[attr-defined]
     folder.rename(folder.with_name("moved"))
     for use in (
@@ -321,8 +348,8 @@ def test_close_ends_a_running_command(any_backend: SandboxBackend, small_task: T
     assert not processes_of(long_sleep)
 
 
-def test_close_deletes_hostile_folders(any_backend: SandboxBackend, small_task: Task) -> None:
-    sandbox = any_backend.open(small_task)
+def test_close_deletes_hostile_folders(hosted_backend: SandboxBackend, small_task: Task) -> None:
+    sandbox = hosted_backend.open(small_task)
     deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
     run(sandbox, f'mkdir -p a/b; touch a/b/c; python -c "{deep}"; chmod 000 a/b a; chmod 000 . ~')
     folder: Path = sandbox.state.path  # type: ignore[attr-defined]
@@ -349,29 +376,30 @@ def test_case_18_an_interrupt_leaves_nothing_running(sandbox: Sandbox, long_slee
     assert run(sandbox, "echo usable").output == "usable\n"
 
 
-@pytest.mark.parametrize("kind", ["local", "subprocess"])
-@pytest.mark.filterwarnings("ignore:sandbox subprocess")
-def test_case_18_the_backend_closes_what_was_opened(small_task: Task, long_sleep: str, kind: str) -> None:
-    opened = backend(kind)
-    root: Path = opened.root  # type: ignore[attr-defined]
+@pytest.mark.parametrize("kind", KINDS)
+def test_case_18_the_backend_closes_what_was_opened(
+    small_task: Task, long_sleep: str, kind: str, request: pytest.FixtureRequest
+) -> None:
     refused = []
 
     def use() -> None:
         try:
             while True:
-                run(opened.open(small_task), f"{long_sleep} & {long_sleep}", timeout=600)
+                run(sandboxes.open(small_task), f"{long_sleep} & {long_sleep}", timeout=600)
         except SandboxError as error:
             refused.append(str(error))
 
-    threads = [threading.Thread(target=use) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    assert wait_for(lambda: len(processes_of(long_sleep)) >= 4)
-    opened.close()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert len(refused) == 6 and all("closed" in text for text in refused)
-    assert not processes_of(long_sleep) and not processes_of(str(root)) and not root.exists()
-    with pytest.raises(SandboxError, match="closed"):
-        opened.open(small_task)
-    opened.close()
+    with opened(kind, request) as sandboxes:
+        threads = [threading.Thread(target=use) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        assert wait_for(lambda: len(processes_of(long_sleep)) >= 4)
+        sandboxes.close()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert len(refused) == 6 and all("closed" in text for text in refused)
+        assert not processes_of(long_sleep)
+        root: Path | None = getattr(sandboxes, "root", None)
+        assert root is None or (not root.exists() and not processes_of(str(root)))
+        with pytest.raises(SandboxError, match="closed"):
+            sandboxes.open(small_task)

@@ -1,0 +1,313 @@
+"""Sandboxes in containers of Docker, or of podman, which speaks the same API; through the `docker` SDK.
+
+The engine is the one that DOCKER_HOST names, else that of Docker's current context or the usual socket. Knows
+the engine's API; nothing of commands or tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import struct
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import TrainingConfig
+from ..tasks import Task
+from . import Leftover, SandboxError, SandboxUnavailable, supervisor
+from .container import Container, Throttled
+from .images import Images, laptop_image, talking
+from .reaper import Reaper, driver_id, is_gone
+from .remote import RemoteBackend
+
+IMAGE_VARIABLE = "SWEGYM_TUTORIAL_IMAGE"  # names another image for tasks that bring files
+CONNECT_TIMEOUT = 5  # seconds
+API_TIMEOUT = 120  # seconds for one answer of the engine
+RUN, DRIVER, BACKEND, INSTANCE = "swegym.run", "swegym.driver", "swegym.backend", "swegym.instance"
+# What root needs to be root among the image's files, some of which other users own. No capability reaches
+# beyond the container's own files: not SETUID, KILL, NET_RAW, MKNOD, SYS_CHROOT and the engine's other defaults.
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
+_READ = 1 << 20
+_REMOVALS = 5  # tries
+
+
+class DockerBackend(RemoteBackend):
+    """Opens sandboxes in containers for one run, with the limits in the settings.
+
+    A container has no network, no more processes, memory (swap is none) and CPU time than the settings say, no
+    new privileges, and root with CAPABILITIES alone. It ends by itself after config.sandbox_lifetime; a child
+    process (reaper.py) ends it when this one dies. Files are limited by the engine's disk alone.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        config: TrainingConfig | None = None,
+        *,
+        run: str = "",
+        say: Callable[[str], None] = lambda text: None,
+        image: str | None = None,
+    ) -> None:
+        """Connect to the engine; image: for tasks that bring files (default: $SWEGYM_TUTORIAL_IMAGE, or one of ours).
+
+        Raises SandboxUnavailable where no engine answers, with the cause and the mend.
+        """
+        super().__init__(config or TrainingConfig.laptop(), run, say)
+        self._image = image or os.environ.get(IMAGE_VARIABLE, "")
+        self._id = secrets.token_hex(8)
+        self._driver = driver_id()
+        self._api = connect()
+        self._images_there = Images(self._api, say)
+        self._reaper = Reaper("docker", self._id)
+
+    def _fetch(self, image: str, task: Task) -> str:
+        try:
+            if image or self._image:
+                return self._images_there.get(image or self._image)
+            return self._images_there.build(*laptop_image())
+        except SandboxError as error:
+            raise SandboxError(f"{task.instance_id} cannot be opened: {error}") from error
+
+    def _why_missing(self, image: str) -> str | None:
+        return self._images_there.why_missing(image)
+
+    def _start(self, image: str, task: Task) -> Container:
+        name = f"swegym-{secrets.token_hex(8)}"
+        labels = {RUN: self.run, DRIVER: self._driver, BACKEND: self._id, INSTANCE: task.instance_id}
+        try:
+            with _busy_told(f"a container for {task.instance_id} could not be started"):
+                self._api.create_container(
+                    image,
+                    name=name,
+                    # As the entrypoint, so that neither the image's own nor its command counts.
+                    entrypoint=supervisor.keeper(self.config.sandbox_lifetime),
+                    user="0",
+                    working_dir="/",
+                    labels=labels,
+                    host_config=self._limits(),
+                )
+                self._api.start(name)
+        except BaseException:  # an interrupt may come at any point
+            with contextlib.suppress(SandboxError):
+                DockerContainer(self._api, name).remove()
+            raise
+        return DockerContainer(self._api, name)
+
+    def _limits(self) -> dict[str, Any]:
+        memory = self.config.sandbox_memory_mb << 20
+        limits: dict[str, Any] = self._api.create_host_config(
+            network_mode="none",
+            auto_remove=True,
+            nano_cpus=round(self.config.sandbox_cpus * 1e9),
+            mem_limit=memory,
+            memswap_limit=memory,
+            pids_limit=self.config.sandbox_processes,
+            cap_drop=["ALL"],
+            cap_add=list(CAPABILITIES),
+            security_opt=["no-new-privileges"],
+        )
+        return limits
+
+    def _shutdown(self) -> None:
+        self._reaper.close()
+        self._api.close()
+
+
+class DockerContainer(Container):
+    """One container of an engine."""
+
+    def __init__(self, api: Any, name: str) -> None:
+        self.name = name
+        self._api = api
+
+    def run(self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]) -> int:
+        """Run a program to its end; see Container."""
+        import docker.errors
+
+        with talking(f"a program could not be run in container {self.name}"):
+            # Not in the image's folder: a command may have removed it, and then the engine starts nothing.
+            made = self._api.exec_create(self.name, list(program), environment=dict(env), workdir="/")["Id"]
+            # The SDK's own exec_start reads past what came with the answer's head, and so can lose the beginning.
+            url = f"{self._api.base_url}/v{self._api.api_version}/exec/{made}/start"
+            answer = self._api.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None)
+            try:
+                if not answer.ok:
+                    raise docker.errors.APIError(f"exec answered {answer.status_code}", answer, answer.text)
+                for stream, data in _frames(answer.raw.read):
+                    take(stream, data)
+            finally:
+                answer.close()
+            code = self._api.exec_inspect(made)["ExitCode"]
+        return -1 if code is None else int(code)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file; see Container."""
+        entry = tarfile.TarInfo(path[1:])
+        entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            archive.addfile(entry, io.BytesIO(data))
+        self.unpack(buffer.getvalue())
+
+    def unpack(self, archive: bytes) -> None:
+        """Unpack a tar archive; see Container."""
+        with talking(f"files could not be put into container {self.name}"):
+            if not self._api.put_archive(self.name, "/", archive):
+                raise SandboxError(f"files could not be put into container {self.name}")
+
+    def fault(self) -> str | None:
+        """Say why the container does not run; see Container."""
+        import docker.errors
+
+        try:
+            with talking("the container could not be looked at"):
+                try:
+                    state = self._api.inspect_container(self.name)["State"]
+                except docker.errors.NotFound:
+                    return f"container {self.name} has ended or was removed from outside"
+        except SandboxError as error:
+            return str(error)
+        if state.get("Paused"):
+            return f"container {self.name} is paused"
+        if state.get("Running"):
+            return None
+        killed = ", killed for its memory" if state.get("OOMKilled") else ""
+        return f"container {self.name} is {state.get('Status')}, exit code {state.get('ExitCode')}{killed}"
+
+    def remove(self) -> None:
+        """End and delete it; see Container."""
+        import docker.errors
+
+        for number in range(_REMOVALS):
+            try:
+                with talking(f"container {self.name} could not be removed"):
+                    try:
+                        self._api.remove_container(self.name, force=True, v=True)
+                    except docker.errors.NotFound:
+                        return
+                    except docker.errors.APIError as error:
+                        if error.status_code != 409:  # 409: on its way out by itself, or paused
+                            raise
+                        with contextlib.suppress(docker.errors.APIError):
+                            self._api.unpause(self.name)
+                    else:
+                        return
+            except SandboxError:
+                if number == _REMOVALS - 1:
+                    raise
+            time.sleep(0.2 * (number + 1))
+            if "removed from outside" in (self.fault() or ""):
+                return
+
+
+def _frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield (1 for stdout or 2 for stderr, data) from the engine's stream of frames with a head of eight bytes."""
+    while len(head := read(8)) == 8:
+        stream, left = struct.unpack(">BxxxL", head)
+        while left and (data := read(min(left, _READ))):
+            left -= len(data)
+            yield stream, data
+
+
+@contextlib.contextmanager
+def _busy_told(what: str) -> Iterator[None]:
+    """As `talking`, but what a later try may mend is raised as Throttled."""
+    import docker.errors
+
+    try:
+        with talking(what):
+            yield
+    except SandboxError as error:
+        status = getattr(error.__cause__, "status_code", None)
+        if isinstance(error.__cause__, docker.errors.APIError) and status not in (429, 500, 502, 503, 504):
+            raise
+        raise Throttled(str(error)) from error.__cause__
+
+
+def connect() -> Any:
+    """Return a docker.APIClient of the engine. Raises SandboxUnavailable where none answers, within seconds."""
+    try:
+        import docker
+        import docker.utils
+    except ImportError as error:
+        raise SandboxUnavailable(
+            f'the docker sandbox needs the docker package ({error}): pip install "swegym_tutorial[docker]"'
+        ) from error
+    failures = []
+    for settings in _engines():
+        try:
+            api = docker.APIClient(version="auto", timeout=CONNECT_TIMEOUT, max_pool_size=64, **settings)
+        except (docker.errors.DockerException, OSError, ValueError) as error:
+            failures.append(f"{settings.get('base_url', 'the usual socket')}: {error}")
+        else:
+            api.timeout = API_TIMEOUT
+            return api
+    raise SandboxUnavailable(
+        f"no container engine answers ({'; '.join(failures)}): start Docker Desktop or `systemctl start docker`, or "
+        "for podman `systemctl --user start podman.socket` and "
+        "`export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock`; or use --sandbox local or modal"
+    )
+
+
+def _engines() -> list[dict[str, Any]]:
+    """Ways to an engine, the best first."""
+    import docker.utils
+    from docker.context import ContextAPI
+
+    if os.environ.get("DOCKER_HOST"):
+        return [docker.utils.kwargs_from_env()]
+    urls: list[str] = []
+    with contextlib.suppress(
+        Exception
+    ):  # a broken configuration of Docker's command line is not ours to mend
+        urls.append(ContextAPI.get_current_context().Host)
+    places = [
+        Path("/var/run/docker.sock"),
+        Path.home() / ".docker/run/docker.sock",
+        Path("/run/podman/podman.sock"),
+    ]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        places.insert(2, Path(runtime, "podman/podman.sock"))
+    urls += [f"unix://{place}" for place in places if place.exists()]
+    return [{"base_url": url} for url in dict.fromkeys(filter(None, urls))] or [{}]
+
+
+def leftovers(run: str | None = None) -> list[Leftover]:
+    """Return the containers of this kind that are there now; run: of that run alone.
+
+    Raises SandboxUnavailable where no engine answers.
+    """
+    found = []
+    for each in _containers(connect(), f"{RUN}={run}" if run is not None else DRIVER):
+        labels = each.get("Labels") or {}
+        gone = is_gone(labels.get(DRIVER, ""))
+        age = max(0.0, time.time() - each["Created"])
+        found.append(Leftover("docker", each["Names"][0].lstrip("/"), labels.get(RUN, ""), age, gone))
+    return found
+
+
+def reap(leftover: Leftover) -> None:
+    """Remove one of the leftovers. Raises SandboxError where it does not go."""
+    DockerContainer(connect(), leftover.name).remove()
+
+
+def reap_backend(backend: str) -> int:
+    """Remove the containers of one backend, whose driver is gone; return how many there were. See reaper.py."""
+    api = connect()
+    found = _containers(api, f"{BACKEND}={backend}")
+    for each in found:
+        with contextlib.suppress(SandboxError):
+            DockerContainer(api, each["Id"]).remove()
+    return len(found)
+
+
+def _containers(api: Any, label: str) -> list[dict[str, Any]]:
+    with talking("the containers could not be listed"):
+        found: list[dict[str, Any]] = api.containers(all=True, filters={"label": label})
+        return found
