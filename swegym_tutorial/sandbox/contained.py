@@ -22,6 +22,7 @@ ARGUMENT_LIMIT = 40_000  # bytes of a command or a file that travel in the call 
 START_PATIENCE = 120.0  # seconds that a busy engine may take to start a program in a container
 SLACK = 10.0  # seconds after a command's deadline until it is ended by a second call
 CLEAR_PATIENCE = 60.0  # seconds that this may take until the container is given up
+CLEAR_TRIES = 3  # where process 1 is not alone kept, a supervisor that is just ending may kill the first
 FILE_PATIENCE = 300.0  # seconds for moving one file
 START_PAUSES = (0.3, 1.0, 3.0)  # seconds before a program that the engine did not start is tried again
 TIMEOUT_CODE, KILLED_CODE, NO_SHELL_CODE = 124, 137, 127
@@ -97,6 +98,8 @@ class RemoteSandbox:
                     if not call.wait(SLACK, flooded=True):
                         raise self._give_up("a command was killed and did not end")
             if said.started:
+                if call.error is not None:  # so some output may be missing
+                    raise self._failed(call.error) from call.error
                 return (Told(True, late=True) if late else said), call.flooded
             # The engine started no program. The container may be full of dying processes, or the engine busy.
             if fault := self._fault():
@@ -206,12 +209,16 @@ class RemoteSandbox:
     def _clear(self) -> None:
         """End every process of a command by a call of its own. Where that fails the container is given up."""
         self._check_open()
-        call = Call(self.container, supervisor.clear(self.container.keep), {}, lambda data: None)
-        call.start()
-        call.wait(CLEAR_PATIENCE)
-        call.abandon()
-        if not call.words.endswith(b"swept\n"):
-            raise self._give_up("a command could not be ended")
+        for _ in range(CLEAR_TRIES):
+            call = Call(self.container, supervisor.clear(self.container.keep), {}, lambda data: None)
+            call.start()
+            call.wait(CLEAR_PATIENCE)
+            call.abandon()
+            if call.words.endswith(b"swept\n"):
+                return
+            if not call.ended or call.error is not None:
+                break
+        raise self._give_up("a command could not be ended")
 
     def _failed(self, error: BaseException) -> SandboxError:
         """The error for what the engine refused: why the container is dead, or else the engine's words."""

@@ -1,7 +1,7 @@
 """A Modal on this machine, for tests: the real client talks to it, and its sandboxes are real processes.
 
     with ModalServer() as server:
-        os.environ.update(server.env)
+        os.environ.update(server.settings)
         import modal
 
 `python -m tests.modal_server` runs one in a process of its own. It needs `modal` for the protocol's messages

@@ -25,7 +25,7 @@ def answer(server: ModalServer, line: str) -> Any:
 
 def main() -> None:
     with ModalServer() as server:
-        print(json.dumps(server.env), flush=True)
+        print(json.dumps(server.settings), flush=True)
         for line in sys.stdin:
             print(json.dumps(answer(server, line), default=str), flush=True)
 

@@ -222,13 +222,16 @@ class Box:
         command += ["--proc", "/proc", "--dev", "/dev", "--chdir", "/", "--clearenv"]
         for name, value in self.environment.items():
             command += ["--setenv", name, value]
-        command += ["--json-status-fd", str(end), "--", *argv]
+        command += ["--json-status-fd", str(end), "--", "/bin/sh", "-c", 'echo; exec "$@"', "entry", *argv]
         try:
             marked = {**CLEAN, MARKER: f"{self._folder}/"}
             self._entry = self._start(command, marked, (end,))
         finally:
             os.close(end)
         self._pid = await asyncio.to_thread(_child_pid, self._status)
+        if not await self._entry.read(1, 0, 1):  # the empty line: its files are in place
+            said = await self._entry.read(2, 0, 1000)
+            raise OSError(f"the container did not start: {said.decode('utf-8', 'replace')}")
 
     def run(self, argv: list[str], workdir: str, env: Mapping[str, str]) -> Process:
         """Start a command in it."""

@@ -17,6 +17,7 @@ from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as api
 from modal_proto.api_grpc import ModalClientBase
 
+from .apps import Apps
 from .calls import Metadata, Service
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def make_jwt(life: float = TOKEN_LIFE) -> str:
     return f"{part({'alg': 'none'})}.{part({'exp': time.time() + life, 'id': secrets.token_hex(4)})}.x"
 
 
-class Control(Service):
+class Control(Service, Apps):
     """Answers the calls of /modal.client.ModalClient. Each method is named like its call."""
 
     base = ModalClientBase

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -16,12 +18,16 @@ from swegym_tutorial.sandbox import SandboxBackend, backend
 from swegym_tutorial.tasks import Task
 
 from .podman import Engine, skip_or_fail, start_engine, why_not
+from .registry import Registry, serve
+
+if TYPE_CHECKING:
+    from modal_server import ModalServer
 
 _numbers = itertools.count(1)
 
 HOSTED = ("local", "subprocess")  # kinds that keep sandboxes in folders of this machine
 # Kinds whose service is elsewhere -> the fixture that starts one, with the `settings` (environment variables) to it.
-SERVICES = {"docker": "engine"}
+SERVICES = {"docker": "engine", "modal": "modal_server"}
 KINDS = (*HOSTED, *SERVICES)
 
 
@@ -44,11 +50,23 @@ def small_task() -> Task:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """podman with an image of this machine's programs."""
+    """podman with an image of this machine's programs, and a registry."""
     if reason := why_not():
         skip_or_fail("docker", reason)
-    with start_engine(registry="127.0.0.1:1") as started:
+    registry = Registry()
+    with serve(registry) as address, start_engine(registry, address) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def modal_server() -> Iterator[ModalServer]:
+    """A Modal on this machine, which a real client talks to."""
+    if importlib.util.find_spec("modal") is None:
+        skip_or_fail("modal", "the package modal is not installed")
+    from modal_server import ModalServer
+
+    with ModalServer() as server:
+        yield server
 
 
 @contextlib.contextmanager

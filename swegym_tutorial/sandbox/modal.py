@@ -1,0 +1,319 @@
+"""Sandboxes in Modal: each a container of the task's image on their machines, without network.
+
+They are made as the published recipe makes them: the image's entrypoint cleared, 2 CPUs, 8 GiB, two hours of
+life, no network. All of an app, `swegym-tutorial` or what SWEGYM_TUTORIAL_MODAL_APP says, and with tags that tell
+their run and driver, so that `leftovers` finds those of a driver that was killed; they end by themselves when
+their life is over. Works with modal 1.5.5 and later, on both kinds of Modal's sandboxes (MODAL_SANDBOX_V2).
+Knows Modal; commands are contained.py's, the client's peculiarities are modal_client.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import psutil
+
+from ..config import TrainingConfig
+from ..tasks import Task
+from . import Leftover, SandboxError, supervisor
+from .container import Container
+from .modal_client import Pending, check, client, failures, within, words
+from .remote import RemoteBackend
+
+APP = os.environ.get("SWEGYM_TUTORIAL_MODAL_APP", "swegym-tutorial")
+OWN_IMAGE = "python:3.11-slim"  # for tasks that bring files: with git and pytest added
+PYTEST = "pytest>=8,<10"
+PATIENCE = 60.0  # seconds for a short question
+FILE_PATIENCE = 300.0  # seconds for moving a file
+CLOSING_PATIENCE = 10.0  # seconds for which close() waits for a sandbox that is just being made
+TAG_SIZE = 50
+_PROJECT = "swegym-tutorial"
+
+Result = TypeVar("Result")
+
+
+class ModalContainer(Container):
+    """One sandbox of Modal's. All methods from any thread."""
+
+    def __init__(self, modal: Any, sandbox: Any, lifetime: int) -> None:
+        self._modal, self._sandbox, self._lifetime = modal, sandbox, lifetime
+        self._removed = False
+
+    @property
+    def id(self) -> str:
+        return str(self._sandbox.object_id)
+
+    def look_around(self) -> None:
+        """Find out which processes are Modal's own, to be kept when a command's are ended."""
+        found: list[bytes] = []
+        self.run(supervisor.others(), {}, lambda stream, data: found.append(data))
+        self.keep = " ".join(b"".join(found).decode().split())
+        if not re.fullmatch(r"[0-9 ]+", self.keep):
+            raise SandboxError(
+                f"the sandbox {self.id} does not run bash: {self.keep[-300:] or 'it says nothing'}"
+            )
+
+    def run(self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]) -> int:
+        """Run a program; see Container. Its stdin is left open and empty: our programs do not read it."""
+        raised: list[Exception] = []
+
+        def passed(stream: int, data: bytes) -> None:
+            try:
+                take(stream, data)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        try:
+            with failures(self._modal, "a command"):
+                code = asyncio.run(self._run(program, env, passed))
+        except SandboxError:
+            if raised:  # the caller's own, not Modal's
+                raise raised[0] from None
+            raise
+        if code < 0:  # the client's word for an exec that reached its deadline
+            raise SandboxError(f"the sandbox's life of {self._lifetime} s ended before the command")
+        return code
+
+    async def _run(
+        self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]
+    ) -> int:
+        # Bytes, since text=True raises for output that is no UTF-8; read in pieces, since read() has no limit.
+        process = await self._sandbox.exec.aio(*program, env=dict(env), timeout=self._lifetime, text=False)
+
+        async def pass_on(number: int, stream: Any) -> None:
+            async for data in stream:
+                take(number, data)
+
+        # All at once: wait() alone at a deadline loses the output, and one after the other costs a round trip.
+        *_, code = await asyncio.gather(
+            pass_on(1, process.stdout), pass_on(2, process.stderr), process.wait.aio()
+        )
+        return int(code)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file of any size; see Container. An argument may have 64 KiB, so it goes as a stream."""
+        with failures(self._modal, f"writing {path}"):
+            within(FILE_PATIENCE, path, lambda: self._sandbox.filesystem.write_bytes(data, path))
+
+    def unpack(self, archive: bytes) -> None:
+        """Unpack a tar archive at the root; see Container."""
+        path = f"/tmp/.swegym-{secrets.token_hex(8)}.tar"
+        self.put(path, archive)
+        said: list[bytes] = []
+        code = 'tar -x -f "$0" -C / --no-same-owner 2>&1; status=$?; rm -f "$0"; exit $status'
+        status = self.run(["/bin/sh", "-c", code, path], {}, lambda stream, data: said.append(data))
+        if status:
+            raise SandboxError(
+                f"tar failed with {status}: {b''.join(said).decode('utf-8', 'replace')[-300:]}"
+            )
+
+    def fault(self) -> str | None:
+        """Ask Modal whether it runs; see Container."""
+        try:
+            with failures(self._modal, "asking for the sandbox"):
+                code = within(PATIENCE, "asking for the sandbox", self._sandbox.poll)
+        except SandboxError as error:
+            return str(error)
+        if code is None:
+            return None
+        known = {124: "its life on Modal is over", 137: "it was terminated on Modal"}
+        return known.get(code, f"its main program ended with {code}")
+
+    def remove(self) -> None:
+        """Terminate it; see Container."""
+        if self._removed:
+            return
+        gone = (self._modal.exception.NotFoundError, self._modal.exception.ClientClosed)
+        try:
+            with failures(self._modal, f"terminating the sandbox {self.id}"):
+                within(PATIENCE, f"terminating the sandbox {self.id}", self._sandbox.terminate)
+        except SandboxError as error:
+            if not isinstance(error.__cause__, gone):
+                raise
+        self._removed = True
+        with contextlib.suppress(Exception):  # lets the connection go; what is under way ends by itself
+            self._sandbox.detach()
+
+
+class ModalBackend(RemoteBackend):
+    """Opens sandboxes in Modal for one run."""
+
+    name = "modal"
+
+    def __init__(
+        self, config: TrainingConfig, run: str = "", say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """See that Modal can be used. Raises SandboxUnavailable, in seconds, with what to do."""
+        super().__init__(config, run, say)
+        self._modal = client()
+        check(self._modal)
+        self._app_lock = threading.Lock()
+        self._app: Any = None
+        self._built = self._asked = 0
+
+    def _fetch(self, image: str, task: Task) -> Any:
+        found, why = self._build(image)
+        if why:
+            raise SandboxError(f"{task.instance_id}: {why}")
+        return found
+
+    def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Have Modal fetch the tasks' images, several at once, and return those that it cannot; see the protocol.
+
+        What it has once fetched it keeps, so only the first time takes long.
+        """
+        self._asked = len({task.image for task in tasks if task.image})
+        self._built = 0
+        return super().missing(tasks)
+
+    def _why_missing(self, image: str) -> str | None:
+        _, why = self._build(image)
+        with self._lock:
+            self._built += 1
+            built = self._built
+        self.say(f"image {built} of {self._asked} {'is there' if why is None else 'is missing'}: {image}")
+        return why
+
+    def _build(self, tag: str) -> tuple[Any, str | None]:
+        """Have Modal make an image ready; return it, and why that cannot be. Raises SandboxError."""
+        modal = self._modal
+        image = modal.Image.from_registry(tag or OWN_IMAGE)
+        if not tag:
+            image = image.apt_install("git").pip_install(PYTEST)
+        image = image.entrypoint([])
+        app = self._find_app()
+        try:
+            with failures(modal, f"the image {tag or OWN_IMAGE}"):
+                return self._while_open(lambda: image.build(app)), None
+        except SandboxError as error:
+            if isinstance(error.__cause__, modal.exception.ImageBuildError):
+                return None, f"Modal cannot make the image {tag or OWN_IMAGE} ready: {words(error.__cause__)}"
+            raise
+
+    def _find_app(self) -> Any:
+        with self._app_lock:
+            if self._app is None:
+                with failures(self._modal, f"the app {APP}"):
+                    self._app = self._modal.App.lookup(APP, create_if_missing=True)
+            return self._app
+
+    def _start(self, image: Any, task: Task) -> Container:
+        """Create a sandbox; see RemoteBackend. One that is made after nobody waits any more is terminated."""
+        return self._while_open(
+            lambda: self._create(image, task), CLOSING_PATIENCE, unwanted=ModalContainer.remove
+        )
+
+    def _while_open(
+        self,
+        call: Callable[[], Result],
+        patience: float = 0.0,
+        unwanted: Callable[[Result], object] = lambda result: None,
+    ) -> Result:
+        """Return what the call returns; once the backend is closed, it is waited for only so many seconds."""
+        pending = Pending(call, self._lock, unwanted)
+        try:
+            with self._lock:
+                self._lock.wait_for(lambda: pending.done or self._closed)
+                if not self._lock.wait_for(lambda: pending.done, patience):
+                    raise SandboxError("the backend is closed")
+            return pending.take()
+        except BaseException:
+            pending.give_up()
+            raise
+
+    def _create(self, image: Any, task: Task) -> ModalContainer:
+        lifetime = math.ceil(self.config.sandbox_lifetime)
+        with failures(self._modal, f"a sandbox for {task.instance_id}"):
+            sandbox = self._modal.Sandbox.create(
+                *supervisor.keeper(lifetime),
+                app=self._find_app(),
+                image=image,
+                cpu=self.config.sandbox_cpus,
+                memory=self.config.sandbox_memory_mb,
+                timeout=lifetime,
+                block_network=True,
+                tags=_tags(self.run, task.instance_id),
+            )
+        container = ModalContainer(self._modal, sandbox, lifetime)
+        try:
+            container.look_around()
+        except BaseException:
+            with contextlib.suppress(SandboxError):
+                container.remove()
+            raise
+        return container
+
+
+def _tag(text: str) -> str:
+    """The text as Modal takes it for a tag."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:TAG_SIZE]
+
+
+def _tags(run: str, instance_id: str) -> dict[str, str]:
+    tags = {"project": _PROJECT, "run": run, "instance": instance_id, "started": str(int(time.time()))}
+    return {name: _tag(value) for name, value in {**tags, **_driver()}.items() if value}
+
+
+def _driver() -> dict[str, str]:
+    """The tags that tell this process from every other one."""
+    process = psutil.Process()
+    return {"host": socket.gethostname(), "pid": f"{process.pid}.{int(process.create_time())}"}
+
+
+def _is_orphan(tags: Mapping[str, str]) -> bool | None:
+    """Whether the process that opened a sandbox is gone; None where it ran on another machine."""
+    if tags.get("host") != _tag(socket.gethostname()) or not re.fullmatch(r"\d+\.\d+", tags.get("pid", "")):
+        return None
+    pid, started = map(int, tags["pid"].split("."))
+    try:
+        return abs(psutil.Process(pid).create_time() - started) > 2
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return None
+
+
+def leftovers(run: str | None = None) -> list[Leftover]:
+    """Return the sandboxes of this project that run on Modal now: of one run, or with None of all.
+
+    Raises SandboxError (SandboxUnavailable where Modal cannot be asked from here).
+    """
+    modal = client()
+    check(modal)
+    wanted = {"project": _PROJECT, **({"run": _tag(run)} if run else {})}
+    with failures(modal, "listing sandboxes"):
+        try:
+            app = modal.App.lookup(APP)
+        except modal.exception.NotFoundError:  # no sandbox was ever opened
+            return []
+        found = list(modal.Sandbox.list(app_id=app.app_id, tags=wanted))
+        return [left for sandbox in found if (left := _leftover(modal, sandbox)) is not None]
+
+
+def _leftover(modal: Any, sandbox: Any) -> Leftover | None:
+    try:
+        tags = sandbox.get_tags()
+    except (modal.exception.NotFoundError, modal.exception.ConflictError):  # it ended meanwhile
+        return None
+    started = tags.get("started", "")
+    age = time.time() - int(started) if started.isdigit() else None
+    return Leftover("modal", sandbox.object_id, tags.get("run", ""), age, _is_orphan(tags))
+
+
+def reap(leftover: Leftover) -> None:
+    """Terminate one of the leftovers. Raises SandboxError."""
+    modal = client()
+    what = f"terminating {leftover.name}"
+    with failures(modal, what), contextlib.suppress(modal.exception.NotFoundError):
+        within(PATIENCE, what, lambda: modal.Sandbox.from_id(leftover.name).terminate())
