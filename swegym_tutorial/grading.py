@@ -7,31 +7,20 @@ of policies, tokens or groups.
 from __future__ import annotations
 
 import hashlib
-import re
-import shlex
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from .config import TrainingConfig
-from .patches import GIT_TIMEOUT, Applied, apply_patch, touched_files
+from .hidden_tests import Harness, HiddenRun, PytestHarness, run_hidden_tests
 from .rollout import Rollout
-from .sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError
+from .sandbox import SandboxBackend, SandboxError
+from .swegym_grading import GradingUnavailable, SwegymHarness
 from .tasks import Task
-
-LOG_BYTES = 1 << 20  # of the tests' output, head and tail
-TEST_ENV = {
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"
-}  # plugins of this machine are no part of a task, and take seconds
-GUARDED = (
-    *("conftest.py", "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
-    *("tox.ini", "setup.cfg", "pyproject.toml"),
-    ".gitattributes",  # would change the tests while they are put in place
-)
 
 
 class Outcome(StrEnum):
@@ -43,7 +32,7 @@ class Outcome(StrEnum):
     INVALID_PATCH = "invalid_patch"  # doesn't apply, or is too large
     TESTS_CRASHED = "tests_crashed"  # no test told a result
     TESTS_TIMEOUT = "tests_timeout"
-    TAMPERED = "tampered"
+    TAMPERED = "tampered"  # it was not the hidden tests that ran
     INFRASTRUCTURE = "infrastructure"
 
 
@@ -78,155 +67,183 @@ class Episode:
         return self.verdict.reward
 
 
-def grade(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig) -> Verdict:
+SWEGYM = SwegymHarness()
+HARNESSES: Mapping[str, Harness] = {"pytest": PytestHarness(), "swegym": SWEGYM}
+
+
+def harness_of(task: Task) -> Harness:
+    """Return what runs and reads the hidden tests of a task. Raises GradingUnavailable for an unknown parser."""
+    if task.parser not in HARNESSES:
+        raise GradingUnavailable(
+            f"{task.instance_id}: no parser is called {task.parser!r}; there are {', '.join(HARNESSES)}"
+        )
+    return HARNESSES[task.parser]
+
+
+def check_graders(tasks: Sequence[Task]) -> None:
+    """Raise GradingUnavailable, before anything starts, where a task cannot be graded here: says which, and why."""
+    theirs = [task for task in tasks if harness_of(task) is SWEGYM]
+    if theirs and (why := SWEGYM.why_not(theirs)):
+        raise GradingUnavailable(why)
+
+
+def grade(
+    task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig, bench: Bench | None = None
+) -> Verdict:
     """Apply a patch in a fresh sandbox and run the task's hidden tests there.
 
-    Guarded: the files of the test patch, and the names in GUARDED (they configure pytest) wherever they lie
-    unless the gold patch touches them too. Whatever the patch did to these is undone before the tests run: they
-    are as in base_commit. Not guarded: all other code that the tests' process runs. A patch can still bring a
-    module that stands in for pytest, a tests/__init__.py, or code that prints a summary of its own and leaves;
-    so a reward is no proof against an agent that sets out to forge it. An empty or too large patch needs no
-    sandbox. Raises SandboxError for infrastructure faults.
+    Guarded: the files of the test patch, and the names in hidden_tests.GUARDED (they configure pytest) wherever
+    they lie unless the gold patch touches them too. Whatever the patch did to these is undone before the tests
+    run: they are as in base_commit. Not guarded: all other code that the tests' process runs. A patch can still
+    bring a module that stands in for pytest, a tests/__init__.py, or code that prints a summary of its own and
+    leaves; so a reward is no proof against an agent that sets out to forge it.
+
+    An empty or too large patch needs no sandbox. Tests that tell nothing are the agent's doing, and earn 0, where
+    they tell something without it; else the fault is the task's or the sandbox's. bench: remembers that, and one
+    is made where none is given. Raises SandboxError for infrastructure faults, GradingUnavailable where what the
+    task needs is not installed.
     """
     start = time.monotonic()
     if not patch.strip():
         return Verdict(Outcome.EMPTY_PATCH, detail="the attempt changed nothing")
     if len(patch) > config.patch_bytes:
         return Verdict(Outcome.INVALID_PATCH, detail=f"the patch is larger than {config.patch_bytes:,} bytes")
-    verdict = run_tests(task, patch, sandboxes, config)
+    bench = bench or Bench(sandboxes, config)
+    run = bench.run(task, patch)
+    verdict = judge(task, run)
+    if run.refusal is None and not run.told:
+        bench.base(task)  # raises where the tests tell nothing without the agent either
+    elif bench.harness_of(task).counts_xfail and _all_but_xfails_pass(task, run):
+        verdict = judge(task, run, _with(bench.base(task), "XFAIL"))
     return replace(verdict, seconds=time.monotonic() - start)
 
 
-def run_tests(task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig) -> Verdict:
-    """Run the hidden tests on base_commit with a patch (b"" for none) in a fresh sandbox. Raises SandboxError."""
-    with closing(sandboxes.open(task)) as sandbox:
-        applied = apply_patch(sandbox, patch) if patch else Applied()
-        if applied.refusal is not None:
-            return Verdict(Outcome.INVALID_PATCH, detail=applied.refusal)
-        undone = _put_tests_in_place(sandbox, task, applied.paths)
-        command = f"{task.test_command} {' '.join(map(shlex.quote, _test_files(task)))}"
-        result = sandbox.exec(command, timeout=config.grading_timeout, output_bytes=LOG_BYTES, env=TEST_ENV)
-    verdict = judge(task, result)
-    return replace(verdict, detail="; ".join(filter(None, [verdict.detail, undone])))
+def judge(task: Task, run: HiddenRun, expected: Collection[str] = ()) -> Verdict:
+    """Judge a run of the hidden tests. Every FAIL_TO_PASS and PASS_TO_PASS test must be told as PASSED.
 
-
-def judge(task: Task, result: CommandResult) -> Verdict:
-    """Read a run of the hidden tests. Every FAIL_TO_PASS and PASS_TO_PASS test must be told as PASSED."""
-    wanted = (*task.fail_to_pass, *task.pass_to_pass)
-    tests = parse_pytest(result.output, wanted)
-    if result.timed_out:
-        return Verdict(
-            Outcome.TESTS_TIMEOUT, tests, f"the tests were killed after {result.seconds:.0f} s", result.output
-        )
-    if not tests:
-        return Verdict(
-            Outcome.TESTS_CRASHED, {}, f"no test told a result; exit code {result.exit_code}", result.output
-        )
-    missing = [test for test in wanted if tests.get(test) != "PASSED"]
-    detail = (
-        "" if not missing else "not passed: " + ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
-    )
-    return Verdict(
-        Outcome.UNRESOLVED if missing or not wanted else Outcome.RESOLVED, tests, detail, result.output
-    )
-
-
-_RESULT = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*)")
-_DASH = " - "  # between a test and its message
-
-
-def parse_pytest(output: str, wanted: Collection[str] = ()) -> dict[str, str]:
-    """Read the short summary that `pytest -rA` prints: test id -> status, the worst where one is told twice.
-
-    An id ends at the first " - ", unless it is one of the `wanted` ids, which may hold that themselves.
+    expected: PASS_TO_PASS tests that may be told as XFAIL, since they are without the patch too.
     """
-    order = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")
-    known, longest = frozenset(wanted), max(map(len, wanted), default=0)
-    tests: dict[str, str] = {}
-    for line in output.splitlines():
-        if match := _RESULT.fullmatch(line):
-            status, rest = match.groups()
-            name = _known_id(rest, known, longest) or rest.partition(_DASH)[0]
-            tests[name] = max(status, tests.get(name, status), key=order.index)
-    return tests
+    if run.refusal is not None:
+        return Verdict(Outcome.INVALID_PATCH, detail=run.refusal)
+    if not run.told:
+        outcome = Outcome.TESTS_TIMEOUT if run.timed_out else Outcome.TESTS_CRASHED
+        outcome = Outcome.TAMPERED if run.hindered else outcome
+        return _verdict(outcome, run, run.silence)
+    missing = [test for test in _wanted(task) if not _passed(task, test, run, expected)]
+    named = ", ".join(f"{test} ({run.tests[test]})" if test in run.tests else test for test in missing[:5])
+    detail = f"not passed: {named}{' ...' if len(missing) > 5 else ''}" if missing else ""
+    resolved = _wanted(task) and not missing
+    return _verdict(Outcome.RESOLVED if resolved else Outcome.UNRESOLVED, run, detail)
 
 
-def _known_id(rest: str, known: frozenset[str], longest: int) -> str | None:
-    """Return the longest known id that the line begins with, up to its end or a dash."""
-    end = len(rest) if len(rest) <= longest else rest.rfind(_DASH, 0, longest + len(_DASH))
-    while end > 0:
-        if rest[:end] in known:
-            return rest[:end]
-        end = rest.rfind(_DASH, 0, end + len(_DASH) - 1)
-    return None
+def _verdict(outcome: Outcome, run: HiddenRun, detail: str) -> Verdict:
+    return Verdict(outcome, run.tests, "; ".join(filter(None, [detail, run.notes, run.undone])), run.log)
 
 
-def _test_files(task: Task) -> list[str]:
-    return [path for path in touched_files(task.test_patch) if path.endswith(".py")]
+def _wanted(task: Task) -> tuple[str, ...]:
+    return (*task.fail_to_pass, *task.pass_to_pass)
 
 
-# Reads NUL-separated paths. A link or file where a path needs a folder goes too: git keeps no path behind one.
-_PUT_BACK = """
-list="${{TMPDIR:-/tmp}}"/put-back
-while IFS= read -r -d '' path; do
-    while [[ $path == */* ]]; do
-        path=${{path%/*}}
-        if [[ -L $path || -f $path ]]; then rm -f -- "$path"; fi
-    done
-done < "$list"
-set -e -o pipefail
-xargs -0 -r rm -rf -- < "$list"
-xargs -0 -r git --literal-pathspecs ls-tree -r -z --name-only {base} -- < "$list" |
-    xargs -0 -r git --literal-pathspecs checkout -q {base} --
-"""
+def _passed(task: Task, test: str, run: HiddenRun, expected: Collection[str]) -> bool:
+    if run.tests.get(test) == "XFAIL":
+        return test in expected and test not in task.fail_to_pass
+    return run.tests.get(test) == "PASSED"
 
 
-def _put_tests_in_place(sandbox: Sandbox, task: Task, changed: Sequence[str]) -> str:
-    """Undo what a patch changed of the tests and their configuration, then apply the test patch.
+def _with(run: HiddenRun, status: str) -> frozenset[str]:
+    return frozenset(test for test, told in run.tests.items() if told == status)
 
-    changed: the paths that the patch touches. Returns in words what was undone.
+
+def _all_but_xfails_pass(task: Task, run: HiddenRun) -> bool:
+    """Whether the verdict hangs on tests that fail as expected, and on nothing else."""
+    xfails = _with(run, "XFAIL")
+    return not xfails.isdisjoint(_wanted(task)) and all(
+        _passed(task, test, run, xfails) for test in _wanted(task)
+    )
+
+
+_Value = TypeVar("_Value")
+
+
+class _Once(Generic[_Value]):
+    """Finds values by their keys, each once: who asks for one that is being found waits for it.
+
+    A fault is raised to all that wait, and not remembered.
     """
-    tests = touched_files(task.test_patch)
-    own = {*tests, *touched_files(task.patch)}
-    guarded = [path for path in changed if path not in own and not set(path.split("/")).isdisjoint(GUARDED)]
-    paths = "".join(f"{path}\0" for path in (*tests, *guarded))
-    sandbox.write_file("/tmp/put-back", paths.encode("utf-8", "surrogateescape"))
-    result = sandbox.exec(_PUT_BACK.format(base=task.base_commit or "HEAD"), timeout=GIT_TIMEOUT)
-    if result.exit_code:
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[object, Future[_Value]] = {}
+
+    def get(self, key: object, find: Callable[[], _Value]) -> tuple[_Value, bool]:
+        """Return the value, and whether another call found it."""
+        with self._lock:
+            known = self._values.get(key)
+            if known is None:
+                mine = self._values[key] = Future()
+        if known is not None:
+            return known.result(), True
+        try:
+            value = find()
+        except BaseException as error:
+            with self._lock:
+                del self._values[key]
+            mine.set_exception(error)
+            raise
+        mine.set_result(value)
+        return value, False
+
+
+class Bench:
+    """Runs hidden tests, and remembers for one run what they tell where no agent was. Safe for many threads."""
+
+    def __init__(
+        self,
+        sandboxes: SandboxBackend,
+        config: TrainingConfig,
+        harness_of: Callable[[Task], Harness] = harness_of,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._config = config
+        self._bases: _Once[HiddenRun] = _Once()
+        self.harness_of = harness_of
+
+    def run(self, task: Task, patch: bytes) -> HiddenRun:
+        """Run a task's hidden tests with a patch (b"" for none). Raises SandboxError and GradingUnavailable."""
+        return run_hidden_tests(task, patch, self._sandboxes, self._config, self.harness_of(task))
+
+    def base(self, task: Task) -> HiddenRun:
+        """Return the run on the untouched repository, which is made when it is first asked for.
+
+        Raises SandboxError where the tests tell nothing there, and not with the gold patch either.
+        """
+        return self._bases.get((task.instance_id, task.base_commit), lambda: self._find_base(task))[0]
+
+    def _find_base(self, task: Task) -> HiddenRun:
+        base = self.run(task, b"")
+        # Tests that need what the gold patch brings (a module that conftest.py imports) can't even begin on base.
+        if base.told or (task.patch.strip() and self.run(task, task.patch.encode()).told):
+            return base
         raise SandboxError(
-            f"{task.instance_id}: the tests could not be put back: {result.output.strip()[-300:]}"
+            f"{task.instance_id}: the hidden tests tell nothing on the untouched repository and with the gold patch "
+            f"either ({base.silence}): the task or its image is broken, so leave it out, or grading_timeout is too "
+            f"short. The output ends: {base.log.strip()[-500:]!r}"
         )
-    refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
-    if refusal is not None:
-        raise SandboxError(f"{task.instance_id}: the test patch does not apply on base: {refusal}")
-    undone = ", ".join(path for path in changed if path in guarded or path in tests)
-    return f"undone before the tests ran: {undone}".encode("utf-8", "replace").decode() if undone else ""
 
 
 class Grader:
     """Grades for one run: identical patches of one task share one verdict, also while it is being found."""
 
-    def __init__(self, sandboxes: SandboxBackend, config: TrainingConfig) -> None:
+    def __init__(self, sandboxes: SandboxBackend, config: TrainingConfig, bench: Bench | None = None) -> None:
         self._sandboxes = sandboxes
         self._config = config
-        self._lock = threading.Lock()
-        self._verdicts: dict[tuple[str, bytes], Future[Verdict]] = {}
+        self._bench = bench or Bench(sandboxes, config)
+        self._verdicts: _Once[Verdict] = _Once()
 
     def grade(self, task: Task, patch: bytes) -> Verdict:
         """As the function `grade`; a fault is raised to all that wait for it, and not remembered."""
         key = (task.instance_id, hashlib.sha256(patch).digest())
-        with self._lock:
-            known = self._verdicts.get(key)
-            if known is None:
-                mine = self._verdicts[key] = Future()
-        if known is not None:
-            return replace(known.result(), shared=True)
-        try:
-            verdict = grade(task, patch, self._sandboxes, self._config)
-        except BaseException as error:
-            with self._lock:
-                del self._verdicts[key]
-            mine.set_exception(error)
-            raise
-        mine.set_result(verdict)
-        return verdict
+        verdict, shared = self._verdicts.get(
+            key, lambda: grade(task, patch, self._sandboxes, self._config, self._bench)
+        )
+        return replace(verdict, shared=True) if shared else verdict

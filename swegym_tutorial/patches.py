@@ -80,7 +80,7 @@ git update-index -q --refresh || true
 [[ $(git rev-parse HEAD) == "$base" && -z $(git for-each-ref) ]] || fail 'refs are left'
 git cat-file --batch-all-objects --batch-check='%(objectname)' | objects > .git/known
 bounded rev-list --objects "$base" | objects > .git/wanted
-cmp .git/known .git/wanted || fail 'objects are left that base_commit does not lead to'
+[[ $(sha256sum < .git/known) == "$(sha256sum < .git/wanted)" ]] || fail 'objects are left that base_commit does not lead to'
 rm -f .git/known .git/wanted
 """
 
@@ -128,7 +128,7 @@ def capture_patch(sandbox: Sandbox, task: Task, limit: int) -> bytes:
     """
     own = f"capture-{secrets.token_hex(8)}"  # a name that the agent cannot have taken
     base = shlex.quote(task.base_commit.strip()) if task.base_commit else "$(git rev-parse HEAD)"
-    result = sandbox.exec(_CAPTURE.format(own=_in_shell(f"/tmp/{own}"), base=base), timeout=GIT_TIMEOUT)
+    result = sandbox.exec(_CAPTURE.format(own=in_shell(f"/tmp/{own}"), base=base), timeout=GIT_TIMEOUT)
     if result.timed_out:
         raise SandboxError(f"{task.instance_id}: the patch was not captured within {GIT_TIMEOUT:.0f} s")
     return sandbox.read_file(f"/tmp/{own}/patch", limit) if result.exit_code == 0 else b""
@@ -160,7 +160,7 @@ def apply_patch(sandbox: Sandbox, patch: bytes, name: str = PATCH_FILE) -> Appli
     sandbox fails, and where git ran out of time.
     """
     sandbox.write_file(name, patch)
-    command = f"file={_in_shell(name)}\n{OWN_GIT}{_APPLY}"
+    command = f"file={in_shell(name)}\n{OWN_GIT}{_APPLY}"
     result = sandbox.exec(command, timeout=GIT_TIMEOUT, output_bytes=NAMES_BYTES)
     if result.timed_out:
         raise SandboxError(f"git apply did not end within {GIT_TIMEOUT:.0f} s")
@@ -174,7 +174,7 @@ def apply_patch(sandbox: Sandbox, patch: bytes, name: str = PATCH_FILE) -> Appli
     return Applied(tuple(dict.fromkeys(_unquoted(line[2]) for line in lines if len(line) == 3)))
 
 
-def _in_shell(path: str) -> str:
+def in_shell(path: str) -> str:
     """A path under /tmp as the shell of any sandbox finds it: one without isolation has its own TMPDIR."""
     return f'"${{TMPDIR:-/tmp}}"{path.removeprefix("/tmp")}'
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from .config import TrainingConfig
-from .grading import Outcome, grade, run_tests
+from .grading import Bench, Outcome, grade
 from .sandbox import SandboxBackend, SandboxError
 from .tasks import Task
 
@@ -18,16 +18,20 @@ from .tasks import Task
 def fault_of(task: Task, sandboxes: SandboxBackend, config: TrainingConfig) -> str | None:
     """Return what is wrong with a task, or None.
 
-    The base must fail every FAIL_TO_PASS test and pass every PASS_TO_PASS test; the gold patch must be graded
-    as resolved; the empty patch must earn 0. Sandbox faults are told as such.
+    The base must fail every FAIL_TO_PASS test and pass every PASS_TO_PASS test (a SWE-Gym task's may fail as
+    expected); the gold patch must be graded as resolved; the empty patch must earn 0. Sandbox faults are told as
+    such. Raises GradingUnavailable.
     """
+    bench = Bench(sandboxes, config)
+    fine = ("PASSED", "XFAIL") if bench.harness_of(task).counts_xfail else ("PASSED",)
     try:
-        base = run_tests(task, b"", sandboxes, config)
+        base = bench.base(task)
         if wrong := [test for test in task.fail_to_pass if base.tests.get(test) == "PASSED"]:
             return f"base already passes {wrong[0]}"
-        if wrong := [test for test in task.pass_to_pass if base.tests.get(test) != "PASSED"]:
-            return f"base does not pass {wrong[0]}: {base.tests.get(wrong[0], 'not run')} {base.detail}"
-        gold = grade(task, task.patch.encode(), sandboxes, config)
+        if wrong := [test for test in task.pass_to_pass if base.tests.get(test) not in fine]:
+            silence = "" if base.told else f": {base.silence}"
+            return f"base does not pass {wrong[0]}: {base.tests.get(wrong[0], 'not run')}{silence}"
+        gold = grade(task, task.patch.encode(), sandboxes, config, bench)
         if gold.outcome is not Outcome.RESOLVED:
             return f"the gold patch is {gold.outcome}: {gold.detail}"
         if grade(task, b"", sandboxes, config).reward != 0:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from swegym_tutorial import load_tasks
-from swegym_tutorial.grading import Grader, Outcome, Verdict, grade, judge, parse_pytest
+from swegym_tutorial.grading import Grader, Outcome, Verdict, check_graders, grade, judge
+from swegym_tutorial.hidden_tests import HiddenRun, PytestHarness, parse_pytest
 from swegym_tutorial.patches import touched_files
-from swegym_tutorial.sandbox import CommandResult, SandboxError
+from swegym_tutorial.sandbox import SandboxError
 from swegym_tutorial.validation import validate
 
 
@@ -35,6 +36,23 @@ def test_a_patch_that_changes_nothing_of_use_is_unresolved(task, sandboxes, conf
     verdict = grade(task, patch_of(sandboxes, task, "echo more >> README.md"), sandboxes, config)
     assert verdict.outcome is Outcome.UNRESOLVED and verdict.reward == 0.0
     assert task.fail_to_pass[0] in verdict.detail
+
+
+class Counting:
+    """A backend that counts the sandboxes it opens."""
+
+    name = "counting"
+
+    def __init__(self, sandboxes):
+        self._sandboxes = sandboxes
+        self.opened = 0
+
+    def open(self, task):
+        self.opened += 1
+        return self._sandboxes.open(task)
+
+    def close(self):
+        pass
 
 
 class NoSandbox:
@@ -81,6 +99,54 @@ def test_an_interpreter_that_leaves_is_the_agents_zero(task, sandboxes, config):
     patch = patch_of(sandboxes, task, f"printf 'import os\\nos._exit(0)\\n' >> {path}")
     verdict = grade(task, patch, sandboxes, config)
     assert verdict.outcome is Outcome.TESTS_CRASHED and verdict.reward == 0.0
+
+
+def test_tests_that_tell_nothing_without_the_agent_either_are_no_zero(task, sandboxes, config):
+    silent = replace(task, test_command="echo no such program; exit 3 #")
+    with pytest.raises(SandboxError, match="tell nothing on the untouched repository") as error:
+        grade(silent, task.patch.encode(), sandboxes, config)
+    assert "exit code 3" in str(error.value) and "no such program" in str(error.value)
+    slow = replace(task, test_command="sleep 9 #")
+    with pytest.raises(SandboxError, match=r"killed after \d s.*grading_timeout is too short"):
+        grade(slow, task.patch.encode(), sandboxes, replace(config, grading_timeout=0.5))
+    unfit = replace(task, test_patch=task.test_patch.replace("import", "export"))
+    with pytest.raises(SandboxError, match="the test patch does not apply"):
+        grade(unfit, task.patch.encode(), sandboxes, config)
+
+
+def test_tests_that_tell_something_with_the_gold_patch_alone_are_no_fault(task, sandboxes, config):
+    path = touched_files(task.patch)[0]
+    line = next(line[1:] for line in task.patch.splitlines() if line.startswith("+ "))
+    picky = replace(task, test_command=f"grep -q '{line}' {path} && {task.test_command}")
+    verdict = grade(picky, patch_of(sandboxes, task, "echo more >> README.md"), sandboxes, config)
+    assert verdict.outcome is Outcome.TESTS_CRASHED and verdict.reward == 0.0
+    assert grade(picky, task.patch.encode(), sandboxes, config).outcome is Outcome.RESOLVED
+
+
+def test_the_untouched_repository_is_tried_once_a_run_and_only_where_it_must_be(task, sandboxes, config):
+    counting = Counting(sandboxes)
+    grader = Grader(counting, config)
+    assert grader.grade(task, task.patch.encode()).outcome is Outcome.RESOLVED
+    assert counting.opened == 1
+    path = touched_files(task.patch)[0]
+    crashes = [patch_of(sandboxes, task, f"echo 'import os; os._exit({n})' >> {path}") for n in range(4)]
+    verdicts: list[Verdict] = []
+    threads = [
+        threading.Thread(target=lambda patch=patch: verdicts.append(grader.grade(task, patch)))
+        for patch in crashes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.TESTS_CRASHED] * 4
+    assert counting.opened == 1 + 4 + 1
+
+
+def test_a_parser_that_there_is_not_is_told_before_anything_starts(task):
+    check_graders(load_tasks(split=None))
+    with pytest.raises(ValueError, match="no parser is called 'nose'; there are pytest, swegym"):
+        check_graders([task, replace(task, parser="nose")])
 
 
 # Case 9 (multi-swe-bench#22, OpenHands#10087): edited tests and test configuration are graded as if they weren't.
@@ -205,24 +271,23 @@ def test_a_patch_of_two_thousand_guarded_files_is_undone(task, sandboxes, config
     assert verdict.outcome is Outcome.UNRESOLVED and verdict.detail.count("/conftest.py") == 2_000
 
 
+def run_of(task, output: str) -> HiddenRun:
+    return HiddenRun(tests=PytestHarness().read(task, output, "").tests)
+
+
 def test_case_6_a_run_without_a_result_is_never_a_reward(task):
     # The exit code says nothing: what counts is what the tests told.
-    silent = judge(task, CommandResult(0, "all good\n5 passed\n", False, 0, 1.0))
-    assert silent.outcome is Outcome.TESTS_CRASHED
-    partial = judge(task, CommandResult(0, f"PASSED {task.pass_to_pass[0]}\n", False, 0, 1.0))
-    assert partial.outcome is Outcome.UNRESOLVED
+    assert judge(task, run_of(task, "all good\n5 passed\n")).outcome is Outcome.TESTS_CRASHED
+    assert judge(task, run_of(task, f"PASSED {task.pass_to_pass[0]}\n")).outcome is Outcome.UNRESOLVED
     nothing_wanted = replace(task, fail_to_pass=(), pass_to_pass=())
-    assert (
-        judge(nothing_wanted, CommandResult(0, "PASSED t.py::x\n", False, 0, 1.0)).outcome
-        is Outcome.UNRESOLVED
-    )
+    assert judge(nothing_wanted, run_of(task, "PASSED t.py::x\n")).outcome is Outcome.UNRESOLVED
 
 
 @pytest.mark.parametrize("status", ["XFAIL", "SKIPPED", "XPASS", "FAILED", "ERROR"])
 def test_only_passed_is_passed(task, status):
     wanted = [*task.fail_to_pass, *task.pass_to_pass]
     lines = [f"{status} {wanted[0]}", *(f"PASSED {test}" for test in wanted[1:])]
-    assert judge(task, CommandResult(0, "\n".join(lines), False, 0, 1.0)).outcome is Outcome.UNRESOLVED
+    assert judge(task, run_of(task, "\n".join(lines))).outcome is Outcome.UNRESOLVED
 
 
 def test_the_summary_is_read_whatever_the_order_and_the_worst_counts():
@@ -243,7 +308,7 @@ def test_a_wanted_test_whose_id_holds_a_dash_is_read_whole(task):
     expected = {wanted[0]: "PASSED", wanted[1]: "FAILED", wanted[2]: "PASSED", "t.py::b": "FAILED"}
     assert parse_pytest(output, wanted) == {**expected, "t.py::c[u": "PASSED"}
     resolved = replace(task, fail_to_pass=(wanted[0],), pass_to_pass=(wanted[2],))
-    assert judge(resolved, CommandResult(0, output, False, 0, 1.0)).outcome is Outcome.RESOLVED
+    assert judge(resolved, run_of(resolved, output)).outcome is Outcome.RESOLVED
     assert parse_pytest("FAILED t.py::a" + " - " * 300_000, wanted) == {"t.py::a": "FAILED"}
 
 
@@ -253,18 +318,8 @@ def test_an_infrastructure_fault_has_no_reward():
 
 
 def test_identical_patches_share_a_verdict_also_while_it_is_being_found(task, sandboxes, config):
-    class Counting:
-        name = "counting"
-        opened = 0
-
-        def open(self, task):
-            Counting.opened += 1
-            return sandboxes.open(task)
-
-        def close(self):
-            pass
-
-    grader = Grader(Counting(), config)
+    counting = Counting(sandboxes)
+    grader = Grader(counting, config)
     verdicts: list[Verdict] = []
     threads = [
         threading.Thread(target=lambda: verdicts.append(grader.grade(task, task.patch.encode())))
@@ -274,7 +329,7 @@ def test_identical_patches_share_a_verdict_also_while_it_is_being_found(task, sa
         thread.start()
     for thread in threads:
         thread.join()
-    assert Counting.opened == 1
+    assert counting.opened == 1
     assert [v.outcome for v in verdicts] == [Outcome.RESOLVED] * 6
     assert sorted(v.shared for v in verdicts) == [False] + [True] * 5
 

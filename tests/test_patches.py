@@ -423,6 +423,8 @@ def put(tree):
 def look(folder):
     tree = {}
     for entry in os.scandir(folder):
+        if entry.path == "./.git":
+            continue
         if entry.is_symlink():
             tree[entry.name] = ["link", os.readlink(entry.path)]
         elif entry.is_dir():
@@ -449,8 +451,7 @@ def put(box: Sandbox, tree: dict, then: str = "") -> str:
 
 def look(box: Sandbox) -> dict:
     box.write_file("/tmp/look.py", f"{PUT}\nprint(json.dumps(look('.')))".encode())
-    tree = json.loads(run(box, "python /tmp/look.py").output)
-    return {name: node for name, node in tree.items() if name != ".git"}
+    return json.loads(run(box, "python /tmp/look.py").output)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,163 @@
+"""How SWE-Gym's own package runs and reads the hidden tests of its tasks.
+
+The package, swegym, brings the test command of each repository and version and the parser of its output, by which
+the ids in the tasks' lists were made: both are taken from it as they are, with ids that end at their first space.
+Ours is what lies around them: what is printed before the tests run doesn't count, nor does the order of results.
+The package is an optional extra, imported where a SWE-Gym task is graded. Knows nothing of verdicts or rewards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Protocol
+
+from .hidden_tests import Reading, worst
+from .sandbox import REPOSITORY
+from .tasks import Task
+
+INSTALL = (
+    'pip install "swegym @ git+https://github.com/SWE-Gym/SWE-Bench-Package.git'
+    '@16dd480cce9b27bf111a362d280881c6def5d2a7"'
+)
+ENVIRONMENT_NAME = "testbed"  # of conda, in the images
+LOG_BYTES = 32 << 20  # thousands of ids and what each test printed stand in front of the results
+
+
+class GradingUnavailable(ValueError):
+    """Tasks cannot be graded here; the text names them, the cause and the mend."""
+
+
+class Package(Protocol):
+    """What we take from swegym."""
+
+    def knows(self, task: Task) -> bool:
+        """Whether it has a test command and a parser for the task's repository and version."""
+        ...
+
+    def commands(self, task: Task) -> Sequence[str]:
+        """The lines of its evaluation script; the last four put the test files back, apply the test patch, run the
+        tests, and put the test files back again."""
+        ...
+
+    def parse(self, task: Task, log: str) -> Mapping[str, str]:
+        """Read the tests' output: id -> status, the last where one is told twice."""
+        ...
+
+
+class _Swegym:
+    """The package itself. Importing it takes a second or two, and no network."""
+
+    def __init__(self) -> None:
+        from swegym.harness.constants import MAP_REPO_VERSION_TO_SPECS
+        from swegym.harness.log_parsers import MAP_REPO_TO_PARSER
+        from swegym.harness.test_spec import make_eval_script_list
+
+        self._specs, self._parsers, self._lines = (
+            MAP_REPO_VERSION_TO_SPECS,
+            MAP_REPO_TO_PARSER,
+            make_eval_script_list,
+        )
+
+    def knows(self, task: Task) -> bool:
+        repo = task.repo.lower()  # as all of its keys are
+        return repo in self._parsers and task.version in self._specs.get(repo, {})
+
+    def commands(self, task: Task) -> Sequence[str]:
+        repo = task.repo.lower()
+        instance = {"repo": repo, "version": task.version, "test_patch": task.test_patch}
+        specs = self._specs[repo][task.version]
+        return self._lines(
+            instance, specs, ENVIRONMENT_NAME, REPOSITORY, task.base_commit.strip(), task.test_patch
+        )
+
+    def parse(self, task: Task, log: str) -> Mapping[str, str]:
+        return self._parsers[task.repo.lower()](log)
+
+
+@cache
+def load_swegym() -> Package:
+    """Import the package. Raises GradingUnavailable, which names the command that installs it."""
+    try:
+        return _Swegym()
+    except ImportError as error:
+        raise GradingUnavailable(
+            f"SWE-Gym's tasks are graded by its package swegym, which cannot be imported ({error}): {INSTALL}"
+        ) from error
+
+
+class SwegymHarness:
+    """Runs swegym's evaluation script and reads what the tests in it print."""
+
+    # An agent's change must not be judged by the hour or by chance; and pip, without a network, need not try again.
+    environment: Mapping[str, str] = {
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "PIP_RETRIES": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    output_bytes = LOG_BYTES
+    applies_tests = True
+    counts_xfail = True
+
+    def __init__(self, load: Callable[[], Package] = load_swegym) -> None:
+        self._load = load
+
+    def why_not(self, tasks: Sequence[Task]) -> str | None:
+        """Return why these tasks cannot be graded, or None. Raises GradingUnavailable where none can."""
+        package = self._load()
+        unknown = [
+            f"{task.instance_id} ({task.repo} {task.version})" for task in tasks if not package.knows(task)
+        ]
+        return f"swegym knows no tests for {', '.join(unknown)}: leave them out" if unknown else None
+
+    def script(self, task: Task, mark: str) -> str:
+        """Return swegym's script with a line before and a line after the tests, which no patch can print before."""
+        package = self._load()
+        if why := self.why_not([task]):
+            raise GradingUnavailable(why)
+        *before, put_back, apply, test, put_back_again = package.commands(task)
+        if put_back != put_back_again or not apply.startswith("git apply"):
+            raise GradingUnavailable(f"swegym's script is not that of the release known here: {INSTALL}")
+        return "\n".join(
+            [
+                "set -xo pipefail",
+                *before,
+                put_back,
+                apply,
+                f'printf "\\n%s applied %s\\n" {mark} $?',
+                test,
+                "status=$?",
+                f'printf "\\n%s ended\\n" {mark}',
+                "exit $status\n",
+            ]
+        )
+
+    def read(self, task: Task, output: str, mark: str) -> Reading:
+        """Read what the tests printed; nothing told where they did not begin."""
+        before, begun, rest = output.partition(f"\n{mark} applied ")
+        status, _, log = rest.partition("\n")
+        if not begun:
+            return Reading()
+        if status.strip() != "0":
+            words = re.sub(r"(?m)^\+.*\n", "", before)[-300:].strip()
+            return Reading(hindered=f"the test patch does not apply: {words}")
+        tests, ended, _ = log.rpartition(f"\n{mark} ended")
+        return self._read_tests(task, tests if ended else log)
+
+    def _read_tests(self, task: Task, log: str) -> Reading:
+        # Line by line, since the package's own reading of the whole keeps the last of several results of one id: ids
+        # cut at a space collide (SWE-bench#43, #279).
+        parse = self._load().parse
+        told: dict[str, set[str]] = defaultdict(set)
+        for part in (*log.split("\n"), log):
+            for test, status in parse(task, part).items():
+                told[test].add(status)
+        wanted = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass))
+        twice = [
+            f"{test} ({', '.join(sorted(told[test]))})" for test in wanted if len(told.get(test, ())) > 1
+        ]
+        notes = f"told more than once, so that the worst counts: {', '.join(twice[:5])}" if twice else ""
+        return Reading({test: worst(statuses) for test, statuses in told.items()}, notes=notes)
