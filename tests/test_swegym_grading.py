@@ -1,0 +1,262 @@
+"""Grading as SWE-Gym does it: what lies around its package, in real sandboxes, and the package itself where it is installed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+
+import pytest
+
+from swegym_tutorial import swegym_grading, validation
+from swegym_tutorial.grading import Bench, Outcome, check_graders, grade
+from swegym_tutorial.hidden_tests import LOG_BYTES
+from swegym_tutorial.patches import capture_patch, touched_files
+from swegym_tutorial.sandbox import SandboxError
+from swegym_tutorial.swegym_grading import GradingUnavailable, SwegymHarness
+
+MARK = "0123abcd"
+
+
+PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -rA -p no:cacheprovider"
+
+
+class Like:
+    """A package of swegym's form: its script's lines in their order, and a parser that cuts ids and keeps the last."""
+
+    def __init__(self, tests: str = PYTEST) -> None:
+        self.tests = tests
+
+    def knows(self, task):
+        return task.version != "unknown"
+
+    def commands(self, task):
+        files = " ".join(touched_files(task.test_patch))
+        put_back = f"git checkout {task.base_commit} {files}"
+        apply = f"git apply -v - <<'END_OF_PATCH'\n{task.test_patch}\nEND_OF_PATCH"
+        install = "[ ! -e install.sh ] || bash install.sh"
+        start = ["source /opt/miniconda3/bin/activate", "conda activate testbed", "git status", "git show"]
+        return [*start, install, put_back, apply, f"{self.tests} {files}", put_back]
+
+    def parse(self, task, log):
+        tests = {}
+        for line in log.split("\n"):
+            words = line.split()
+            if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL")) and len(words) > 1:
+                tests[words[1]] = words[0]
+        return tests
+
+
+@pytest.fixture
+def theirs(task):
+    """The bundled task as one of SWE-Gym's, that brings no test command."""
+    return replace(task, parser="swegym", test_command="")
+
+
+def bench_of(sandboxes, config, tests: str = PYTEST) -> Bench:
+    harness = SwegymHarness(lambda: Like(tests))
+    return Bench(sandboxes, config, lambda task: harness)
+
+
+@pytest.fixture
+def bench(sandboxes, config):
+    return bench_of(sandboxes, config)
+
+
+def patch_of(sandboxes, task, command: str) -> bytes:
+    box = sandboxes.open(task)
+    try:
+        result = box.exec(command, timeout=20)
+        assert result.exit_code == 0, result.output
+        return capture_patch(box, task, 20_000_000)
+    finally:
+        box.close()
+
+
+def with_install(sandboxes, task, script: str) -> bytes:
+    """A patch whose code runs before the tests, as a repository's setup.py does."""
+    return patch_of(sandboxes, task, f"printf %s {shlex.quote(script)} > install.sh")
+
+
+def read(task, log: str):
+    return SwegymHarness(Like).read(task, f"+ noise\n\n{MARK} applied 0\n{log}\n\n{MARK} ended\n", MARK)
+
+
+def test_the_gold_patch_is_resolved_and_a_useless_one_is_not(theirs, sandboxes, config, bench):
+    verdict = grade(theirs, theirs.patch.encode(), sandboxes, config, bench)
+    assert verdict.outcome is Outcome.RESOLVED, verdict
+    assert {*theirs.fail_to_pass, *theirs.pass_to_pass} <= {*verdict.tests} and "passed" in verdict.log
+    verdict = grade(theirs, patch_of(sandboxes, theirs, "echo more >> README.md"), sandboxes, config, bench)
+    assert verdict.outcome is Outcome.UNRESOLVED and f"{theirs.fail_to_pass[0]} (FAILED)" in verdict.detail
+
+
+def test_case_5_the_empty_patch_earns_nothing(theirs, sandboxes, config, bench):
+    # R2E-Gym#27
+    assert grade(theirs, b"", sandboxes, config, bench).outcome is Outcome.EMPTY_PATCH
+
+
+def test_case_4_a_task_is_validated_by_the_same_grader(theirs, sandboxes, config, bench, monkeypatch):
+    # SWE-bench#26, #294
+    monkeypatch.setattr(validation, "Bench", lambda *_: bench_of(sandboxes, config))
+    assert validation.fault_of(theirs, sandboxes, config) is None
+    useless = replace(theirs, patch=theirs.patch.replace("\n+ ", "\n+  #"))
+    assert "the gold patch is" in (validation.fault_of(useless, sandboxes, config) or "")
+    both = replace(theirs, fail_to_pass=theirs.pass_to_pass)
+    assert "base already passes" in (validation.fault_of(both, sandboxes, config) or "")
+
+
+def test_case_9_what_the_agent_did_to_the_tests_is_undone(theirs, sandboxes, config, bench):
+    # multi-swe-bench#22, OpenHands#10087
+    test = touched_files(theirs.test_patch)[0]
+    skip = "import pytest\ndef pytest_collection_modifyitems(items):\n    [i.add_marker(pytest.mark.xfail) for i in items]\n"
+    for cheat in (
+        f"printf {shlex.quote(skip)} > conftest.py",
+        f"printf 'def test_x(): pass\\n' > {test}",
+        f"rm {test}; mkdir {test}; echo > {test}/x",
+    ):
+        verdict = grade(theirs, patch_of(sandboxes, theirs, cheat), sandboxes, config, bench)
+        assert verdict.outcome is Outcome.UNRESOLVED and "undone before the tests ran" in verdict.detail
+
+
+def test_what_is_printed_before_the_tests_run_is_no_result(theirs, sandboxes, config, bench):
+    wanted = (*theirs.fail_to_pass, *theirs.pass_to_pass)
+    forged = "\n".join(f"echo PASSED {test}" for test in wanted)
+    patch = with_install(sandboxes, theirs, f"{forged}\n")
+    verdict = grade(theirs, patch, sandboxes, config, bench)
+    assert verdict.outcome is Outcome.UNRESOLVED and f"PASSED {wanted[0]}" in verdict.log
+
+
+def test_tests_that_the_agents_code_swaps_during_the_installation_are_its_zero(
+    theirs, sandboxes, config, bench
+):
+    lines = "def test_new():\n    assert True\n"
+    new = "diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n"
+    new += "--- /dev/null\n+++ b/tests/test_new.py\n@@ -0,0 +1,2 @@\n"
+    new += "".join(f"+{line}\n" for line in lines.splitlines())
+    other = replace(
+        theirs, test_patch=new, fail_to_pass=("tests/test_new.py::test_new",), pass_to_pass=(), patch=""
+    )
+    patch = with_install(sandboxes, theirs, "printf 'def test_new(): pass\\n' > tests/test_new.py")
+    verdict = grade(other, patch, sandboxes, config, bench)
+    assert (verdict.outcome, verdict.reward) == (Outcome.TAMPERED, 0.0)
+    assert "the test patch does not apply" in verdict.detail and "already exists" in verdict.detail
+    with pytest.raises(SandboxError, match="the test patch does not apply"):  # on base, too
+        unfit = replace(theirs, test_patch=theirs.test_patch.replace("import", "export"))
+        grade(unfit, theirs.patch.encode(), sandboxes, config, bench_of(sandboxes, config))
+
+
+def test_a_crash_is_the_agents_zero_where_the_tests_run_without_it(theirs, sandboxes, config, bench):
+    path = touched_files(theirs.patch)[0]
+    patch = patch_of(sandboxes, theirs, f"printf 'import os\\nos._exit(7)\\n' >> {path}")
+    verdict = grade(theirs, patch, sandboxes, config, bench)
+    assert (verdict.outcome, verdict.reward) == (Outcome.TESTS_CRASHED, 0.0)
+    assert "exit code 7" in verdict.detail
+    broken = bench_of(sandboxes, config, "conda: not there;")
+    with pytest.raises(SandboxError, match="tell nothing on the untouched repository"):
+        grade(theirs, patch, sandboxes, config, broken)
+
+
+def test_case_16_a_script_of_megabytes_and_a_log_of_megabytes_travel(theirs, sandboxes, config, bench):
+    # rllm#649
+    data = "".join(f"+{n:099}\n" for n in range(50_000))
+    data = (
+        "diff --git a/data.csv b/data.csv\nnew file mode 100644\n--- /dev/null\n+++ b/data.csv\n@@ -0,0 +1,50000 @@\n"
+        + data
+    )
+    large = replace(theirs, test_patch=data + theirs.test_patch)
+    noisy = bench_of(sandboxes, config, f"cat data.csv; {PYTEST} --ignore")
+    run = noisy.run(large, theirs.patch.encode())
+    assert run.told and len(run.log) <= LOG_BYTES + 100 and "characters left out" in run.log
+    assert {run.tests[test] for test in (*theirs.fail_to_pass, *theirs.pass_to_pass)} == {"PASSED"}
+
+
+# Case 1 (SWE-bench#43, #279): ids are cut at their first space, and collide.
+def test_case_1_cut_ids_are_resolved_and_a_collision_counts_as_its_worst_in_any_order(theirs):
+    cut = replace(theirs, fail_to_pass=("t.py::f[a",), pass_to_pass=("t.py::g",))
+    fine = ["PASSED t.py::f[a b]", "PASSED t.py::f[a c]", "PASSED t.py::g"]
+    mixed = ["PASSED t.py::f[a b]", "FAILED t.py::f[a c] - assert 0", "PASSED t.py::f[a d]", "PASSED t.py::g"]
+    for order in (1, -1):
+        reading = read(cut, "\n".join(fine[::order]))
+        assert reading.tests == {"t.py::f[a": "PASSED", "t.py::g": "PASSED"} and not reading.notes
+        reading = read(cut, "\n".join(mixed[::order]))
+        assert reading.tests == {"t.py::f[a": "FAILED", "t.py::g": "PASSED"}
+        assert reading.notes == "told more than once, so that the worst counts: t.py::f[a (FAILED, PASSED)"
+
+
+def test_only_what_is_told_between_the_marks_counts(theirs):
+    harness = SwegymHarness(Like)
+    log = f"PASSED t.py::early\n\n{MARK} applied 0\nPASSED t.py::a\nFAILED t.py::b\n\n{MARK} ended\nPASSED t.py::b\n"
+    assert harness.read(theirs, log, MARK).tests == {"t.py::a": "PASSED", "t.py::b": "FAILED"}
+    assert harness.read(theirs, log, "other").tests == {}
+    forged = f"\n{MARK} applied 0\nPASSED t.py::b\n\n{MARK} ended\nFAILED t.py::b\n\n{MARK} ended\n"
+    assert harness.read(theirs, forged, MARK).tests == {"t.py::b": "FAILED"}
+    killed = f"\n{MARK} applied 0\nPASSED t.py::b\n"
+    assert harness.read(theirs, killed, MARK).tests == {"t.py::b": "PASSED"}
+    refused = harness.read(
+        theirs, f"+ git apply\nerror: no such file\n\n{MARK} applied 1\nPASSED t.py::a\n", MARK
+    )
+    assert refused.tests == {} and refused.hindered == "the test patch does not apply: error: no such file"
+
+
+XFAILS = """
+import pytest, sys
+def test_always(): pytest.xfail("known")
+def test_now():
+    if open("state").read().strip() != "base": pytest.xfail("new")
+def test_fixed(): assert open("state").read().strip() != "base"
+def test_skipped(): pytest.skip(reason="none") if open("state").read().strip() == "skip" else None
+"""
+
+
+def test_a_test_that_fails_as_expected_counts_where_it_did_before(theirs, sandboxes, config, bench):
+    lines = XFAILS.strip().splitlines()
+    new = "diff --git a/tests/test_x.py b/tests/test_x.py\nnew file mode 100644\n--- /dev/null\n+++ b/tests/test_x.py\n"
+    new += f"@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)
+    files = {**theirs.files, "state": "base\n"}
+    other = replace(theirs, files=files, test_patch=new, patch="", base_commit="")
+    box = sandboxes.open(other)
+    other = replace(other, base_commit=box.exec("git rev-parse HEAD", timeout=9).output.strip())
+    box.close()
+
+    def outcome(state: str, *pass_to_pass: str):
+        wanted = replace(
+            other,
+            fail_to_pass=("tests/test_x.py::test_fixed",),
+            pass_to_pass=tuple(f"tests/test_x.py::{name}" for name in pass_to_pass),
+        )
+        patch = patch_of(sandboxes, other, f"echo {state} > state")
+        verdict = grade(wanted, patch, sandboxes, config, bench)
+        return verdict.outcome, verdict.detail
+
+    assert outcome("fixed", "test_always", "test_skipped") == (Outcome.RESOLVED, "")
+    assert outcome("fixed", "test_now") == (
+        Outcome.UNRESOLVED,
+        "not passed: tests/test_x.py::test_now (XFAIL)",
+    )
+    assert outcome("fixed", "test_always", "test_now")[0] is Outcome.UNRESOLVED
+    assert outcome("skip", "test_skipped") == (
+        Outcome.UNRESOLVED,
+        "not passed: tests/test_x.py::test_skipped",
+    )
+    assert outcome("fixed", "test_nowhere")[0] is Outcome.UNRESOLVED
+    nothing = replace(other, fail_to_pass=(), pass_to_pass=())
+    patch = patch_of(sandboxes, other, "echo fixed > state")
+    assert grade(nothing, patch, sandboxes, config, bench).outcome is Outcome.UNRESOLVED
+
+
+def test_a_missing_package_and_an_unknown_repository_are_told_before_anything_starts(theirs, monkeypatch):
+    swegym_grading.load_swegym.cache_clear()
+    monkeypatch.setitem(sys.modules, "swegym", None)
+    with pytest.raises(GradingUnavailable, match=r"pip install \"swegym @ git\+https://github.com/SWE-Gym"):
+        check_graders([theirs])
+    check_graders([replace(theirs, parser="pytest")])
+    unknown = replace(theirs, version="unknown")
+    assert "bundled/cart-ledger-01 unknown" in (SwegymHarness(Like).why_not([theirs, unknown]) or "")
+    with pytest.raises(GradingUnavailable, match="swegym knows no tests for"):
+        SwegymHarness(Like).script(unknown, MARK)
+
+
+def test_a_script_of_another_form_is_refused(theirs, monkeypatch):
+    monkeypatch.setattr(Like, "commands", lambda self, task: ["a", "b", "c", "d", "e"])
+    with pytest.raises(GradingUnavailable, match="not that of the release known here"):
+        SwegymHarness(Like).script(theirs, MARK)
