@@ -25,6 +25,7 @@ CLEAR_PATIENCE = 60.0  # seconds that this may take until the container is given
 CLEAR_TRIES = 3  # where process 1 is not alone kept, a supervisor that is just ending may kill the first
 FILE_PATIENCE = 300.0  # seconds for moving one file
 START_PAUSES = (0.3, 1.0, 3.0)  # seconds before a program that the engine did not start is tried again
+LIFETIME_SLACK = 2.0  # seconds: the container's clock counts whole ones, and started before ours
 TIMEOUT_CODE, KILLED_CODE, NO_SHELL_CODE = 124, 137, 127
 
 
@@ -228,7 +229,7 @@ class RemoteSandbox:
 
     def _fault(self) -> str | None:
         fault = self.container.fault()
-        if fault and time.monotonic() - self._born >= self._lifetime:
+        if fault and time.monotonic() - self._born >= self._lifetime - LIFETIME_SLACK:
             return f"its lifetime of {self._lifetime:.0f} s is over ({fault})"
         return fault
 

@@ -25,7 +25,7 @@ class Container(ABC):
 
     @abstractmethod
     def run(self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]) -> int:
-        """Run a program to its end, as root with stdin empty; return its exit code.
+        """Run a program to its end, as root with stdin empty; return its exit code, -1 where it is not known.
 
         env is added to the container's environment. take(1, data) is given its stdout and take(2, data) its
         stderr as they come, in pieces of a few MB at most; what take raises ends the run. It may be called

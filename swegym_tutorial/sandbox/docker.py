@@ -59,30 +59,32 @@ class DockerBackend(RemoteBackend):
         Raises SandboxUnavailable where no engine answers, with the cause and the mend.
         """
         super().__init__(config or TrainingConfig.laptop(), run, say)
-        self._image = image or os.environ.get(IMAGE_VARIABLE, "")
+        self._own_image = image or os.environ.get(IMAGE_VARIABLE, "")
         self._id = secrets.token_hex(8)
         self._driver = driver_id()
         self._api = connect()
-        self._images_there = Images(self._api, say)
+        with talking("the container engine could not be asked what it is"):
+            self._engine = Images(self._api, say)
+        self._warnings: set[str] = set()
         self._reaper = Reaper("docker", self._id)
 
     def _fetch(self, image: str, task: Task) -> str:
         try:
-            if image or self._image:
-                return self._images_there.get(image or self._image)
-            return self._images_there.build(*laptop_image())
+            if image or self._own_image:
+                return self._engine.get(image or self._own_image)
+            return self._engine.build(*laptop_image())
         except SandboxError as error:
             raise SandboxError(f"{task.instance_id} cannot be opened: {error}") from error
 
     def _why_missing(self, image: str) -> str | None:
-        return self._images_there.why_missing(image)
+        return self._engine.why_missing(image)
 
     def _start(self, image: str, task: Task) -> Container:
         name = f"swegym-{secrets.token_hex(8)}"
         labels = {RUN: self.run, DRIVER: self._driver, BACKEND: self._id, INSTANCE: task.instance_id}
         try:
             with _busy_told(f"a container for {task.instance_id} could not be started"):
-                self._api.create_container(
+                made = self._api.create_container(
                     image,
                     name=name,
                     # As the entrypoint, so that neither the image's own nor its command counts.
@@ -93,11 +95,18 @@ class DockerBackend(RemoteBackend):
                     host_config=self._limits(),
                 )
                 self._api.start(name)
+            self._warn(made.get("Warnings") or ())
         except BaseException:  # an interrupt may come at any point
             with contextlib.suppress(SandboxError):
                 DockerContainer(self._api, name).remove()
             raise
         return DockerContainer(self._api, name)
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        """Pass on, once each, what the engine says of limits that it does not hold."""
+        for warning in set(warnings) - self._warnings:
+            self._warnings.add(warning)
+            self.say(f"the container engine warns: {warning}")
 
     def _limits(self) -> dict[str, Any]:
         memory = self.config.sandbox_memory_mb << 20
@@ -143,8 +152,11 @@ class DockerContainer(Container):
                     take(stream, data)
             finally:
                 answer.close()
-            code = self._api.exec_inspect(made)["ExitCode"]
-        return -1 if code is None else int(code)
+        with contextlib.suppress(SandboxError), talking("its exit code could not be read"):
+            return int(
+                self._api.exec_inspect(made)["ExitCode"]
+            )  # of use only where the engine started nothing
+        return -1
 
     def put(self, path: str, data: bytes) -> None:
         """Write a file; see Container."""

@@ -26,24 +26,30 @@ _DONE = b"done\n"
 
 
 def driver_id() -> str:
-    """Who this process is, on any machine and for all time: host:pid:start time."""
-    process = psutil.Process()
-    return f"{socket.gethostname()}:{process.pid}:{process.create_time():.2f}"
+    """Who this process is, on any machine and for all time: host:pid:start."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"
 
 
 def is_gone(driver: str) -> bool | None:
     """Whether the process of that driver_id() has ended; None where that cannot be told from here."""
-    host, _, rest = driver.rpartition(":")[0].rpartition(":")
-    started = driver.rpartition(":")[2]
-    if host != socket.gethostname():
+    host, _, number = driver.rpartition(":")[0].rpartition(":")
+    if host != socket.gethostname() or not number.isdigit():
         return None
+    return _start_of(int(number)) != driver.rpartition(":")[2]
+
+
+def _start_of(pid: int) -> str:
+    """When a process started, in a form that no setting of the clock changes where there is /proc; "" if gone."""
     try:
-        process = psutil.Process(int(rest))
-        return abs(process.create_time() - float(started)) > 1 or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except (ValueError, psutil.Error):
-        return None
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]  # ticks since the machine's start
+    except OSError:
+        pass
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else str(round(process.create_time()))
+    except psutil.Error:
+        return ""
 
 
 class Reaper:

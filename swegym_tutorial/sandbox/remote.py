@@ -20,7 +20,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -75,7 +75,7 @@ class RemoteBackend(ABC):
         self._opening = self._starting = 0
         self._closed = False
         self._sandboxes: set[RemoteSandbox] = set()
-        self._images: Once[str, Any] = Once()
+        self._images: dict[str, Future[Any]] = {}
         self._archives: Once[Hashable, bytes] = Once()
         self._environments: Once[tuple[str, str], Mapping[str, str]] = Once()
 
@@ -83,8 +83,8 @@ class RemoteBackend(ABC):
     def _fetch(self, image: str, task: Task) -> Any:
         """Make an image ready and return it as `_start` takes it; "" is the kind's own, for tasks with files.
 
-        Called once an image; after an error again by the next who needs it. Raises SandboxError that names the
-        image and the task.
+        Called once an image, in a thread that a close() leaves alone; after an error again for the next who
+        needs it. Raises SandboxError that names the image and the task.
         """
 
     @abstractmethod
@@ -109,7 +109,7 @@ class RemoteBackend(ABC):
         if not task.image and not task.files:
             raise SandboxError(f"{task.instance_id} brings neither an image nor files")
         with self._open_one():
-            image = self._images.get(task.image, lambda: self._fetch(task.image, task))
+            image = self._image_of(task)
             archive = b"" if task.image else self._archive(task)
             with self._slot():
                 sandbox = self._started(image, task)
@@ -150,6 +150,18 @@ class RemoteBackend(ABC):
             with ThreadPoolExecutor(CLOSED_AT_ONCE) as pool:
                 for future in [pool.submit(sandbox.close) for sandbox in sandboxes]:
                     closing.callback(future.result)
+
+    def _image_of(self, task: Task) -> Any:
+        """Fetch an image, or wait for who fetches it already; close() ends the waiting, not the fetching."""
+        with self._lock:
+            future = self._images.get(task.image)
+            if future is None or (future.done() and future.exception()):
+                future = self._images[task.image] = Future()
+                fetch = (future, self._fetch, task.image, task)
+                threading.Thread(target=_fill, args=fetch, name="fetch an image", daemon=True).start()
+        while not wait([future], timeout=0.2).done:
+            self._check_open()
+        return future.result()
 
     def _started(self, image: Any, task: Task) -> RemoteSandbox:
         container = self._start_patiently(image, task)
@@ -233,6 +245,13 @@ class RemoteBackend(ABC):
     def _wait_for_openings(self) -> None:
         with self._lock:
             self._lock.wait_for(lambda: self._opening == 0)
+
+
+def _fill(future: Future[Any], make: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        future.set_result(make(*arguments))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 class Once(Generic[Key, Value]):

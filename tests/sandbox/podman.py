@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from .registry import Registry
+
 IMAGE = "localhost/swegym-test:1"
 REQUIRED = "SWEGYM_TUTORIAL_REQUIRE"  # names what must not be skipped, with commas between
 _PROGRAMS = (
@@ -46,10 +48,18 @@ class Engine:
 
     settings: dict[str, str]
     environment: dict[str, str]  # of podman's own command line
+    registry: Registry
+    address: str  # the registry's host:port
 
     def podman(self, *arguments: str, stdin: bytes | None = None) -> str:
         """Run podman's command line; return what it says."""
-        done = subprocess.run(["podman", *arguments], input=stdin, env=self.environment, capture_output=True)
+        done = subprocess.run(
+            ["podman", *arguments],
+            input=stdin,
+            env=self.environment,
+            capture_output=True,
+            cwd=self.environment["HOME"],
+        )
         assert done.returncode == 0, done.stderr.decode("utf-8", "replace")
         return done.stdout.decode()
 
@@ -73,24 +83,28 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def start_engine(registry: str) -> Iterator[Engine]:
+def start_engine(registry: Registry, address: str) -> Iterator[Engine]:
     """Start podman with all that it keeps in a temporary folder, give it the image; end and delete it all.
 
-    registry: host:port of one that is spoken to without TLS.
+    address: the registry's host:port, which is spoken to without TLS.
     """
     folder = Path(tempfile.mkdtemp(prefix="podman-"))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     for driver in ("overlay", "vfs"):
-        for name, text in _configuration(folder, driver, registry).items():
+        for name, text in _configuration(folder, driver, address).items():
             (folder / name).write_text(text)
             environment[name] = str(folder / name)
         if not subprocess.run(["podman", "info"], env=environment, capture_output=True).returncode:
             break
     socket = f"unix://{folder}/podman.sock"
-    engine = Engine({"DOCKER_HOST": socket, "SWEGYM_TUTORIAL_IMAGE": IMAGE}, environment)
+    engine = Engine({"DOCKER_HOST": socket, "SWEGYM_TUTORIAL_IMAGE": IMAGE}, environment, registry, address)
     with open(folder / "log", "w") as log:
         service = subprocess.Popen(
-            ["podman", "system", "service", "--time=0", socket], env=environment, stdout=log, stderr=log
+            ["podman", "system", "service", "--time=0", socket],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            cwd=folder,  # its helpers leave files where they run
         )
     try:
         end = time.monotonic() + 30
@@ -111,7 +125,7 @@ def start_engine(registry: str) -> Iterator[Engine]:
         shutil.rmtree(folder)
 
 
-def _configuration(folder: Path, driver: str, registry: str) -> dict[str, str]:
+def _configuration(folder: Path, driver: str, address: str) -> dict[str, str]:
     return {
         "CONTAINERS_CONF": (
             "[containers]\ndefault_ulimits = []\n[engine]\n"
@@ -121,7 +135,7 @@ def _configuration(folder: Path, driver: str, registry: str) -> dict[str, str]:
         "CONTAINERS_STORAGE_CONF": (
             f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
         ),
-        "CONTAINERS_REGISTRIES_CONF": f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n',
+        "CONTAINERS_REGISTRIES_CONF": f'[[registry]]\nlocation = "{address}"\ninsecure = true\n',
     }
 
 
