@@ -254,7 +254,7 @@ def connect() -> Any:
     failures = []
     for settings in _engines():
         try:
-            api = docker.APIClient(version="auto", timeout=CONNECT_TIMEOUT, max_pool_size=64, **settings)
+            api = docker.APIClient(version="auto", timeout=CONNECT_TIMEOUT, max_pool_size=256, **settings)
         except (docker.errors.DockerException, OSError, ValueError) as error:
             failures.append(f"{settings.get('base_url', 'the usual socket')}: {error}")
         else:

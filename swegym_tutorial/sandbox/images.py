@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,12 +21,13 @@ from . import SandboxError
 DOCKERFILE = Path(__file__).with_name("laptop.Dockerfile")
 PULLS = 4  # tries to pull an image
 PULLS_AT_ONCE = 4  # images
+QUESTIONS = 2  # tries to ask a registry, before the last
 FIRST_PAUSE = 2.0  # seconds before the second try, doubled each time; give or take half
 SAY_EVERY = 3.0  # seconds between two words about one image
 # Engines tell most failures by words alone. These will not go away by trying again.
-_FINAL = (
-    *("not found", "unknown", "denied", "unauthorized", "no such image", "does not exist"),
-    *("no matching manifest", "no image found in manifest list", "invalid reference"),
+_FINAL = re.compile(
+    "not found|manifest unknown|name unknown|(?<!permission )denied|unauthorized|no such image|does not exist"
+    "|no matching manifest|no image found in manifest list|invalid reference"
 )
 
 
@@ -86,27 +88,34 @@ class Images:
     def why_missing(self, name: str) -> str | None:
         """Return why an image is neither there nor at its registry; None where it can be had.
 
-        Asks the registry for the manifest alone. Raises SandboxError where it does not answer.
+        Asks the registry for the manifest alone. Raises SandboxError where it does not answer, or is too busy.
         """
-        import docker.errors
-
         if self.find(name):
             return None
+        for number in range(QUESTIONS):
+            with contextlib.suppress(SandboxError):
+                return self._ask(name)
+            time.sleep(FIRST_PAUSE * 2**number * random.uniform(0.5, 1.5))
+        return self._ask(name)
+
+    def _ask(self, name: str) -> str | None:
+        import docker.errors
+        import requests
+
         with talking(f"the registry of {name} could not be asked"):
             try:
                 if self._podman:  # has Docker's call, and answers "Not Found" to whatever name
-                    self._api.get(
-                        f"{self._api.base_url}/v4.0.0/libpod/manifests/{name}/json"
-                    ).raise_for_status()
+                    url = f"{self._api.base_url}/v4.0.0/libpod/manifests/{name}/json"
+                    self._api.get(url).raise_for_status()
                 else:
                     self._api.inspect_distribution(name)
             except docker.errors.APIError as error:
                 if error.status_code not in (401, 403, 404) and not is_final(str(error)):
                     raise
                 return f"no image {name}: {error.explanation}"
-            except Exception as error:
-                words = _libpod_words(error)
-                if words is None or not is_final(words):
+            except requests.HTTPError as error:
+                words = "" if error.response is None else str(error.response.json().get("message"))
+                if not is_final(words):
                     raise
                 return f"no image {name}: {words}"
         return None
@@ -179,19 +188,10 @@ class Progress:
 
 def is_final(failure: str) -> bool:
     """Whether a failure to get an image is the image's: it does not exist, or not for us."""
-    return any(words in failure.lower() for words in _FINAL)
+    return _FINAL.search(failure.lower()) is not None
 
 
 def laptop_image() -> tuple[str, str]:
     """Return the Dockerfile of the image for tasks that bring files, and its name, which changes with it."""
     text = DOCKERFILE.read_text(encoding="utf-8")
     return text, f"swegym-tutorial:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _libpod_words(error: Exception) -> str | None:
-    response = getattr(error, "response", None)
-    if response is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return str(response.json().get("message"))
-    return None

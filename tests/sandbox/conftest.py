@@ -28,7 +28,8 @@ _numbers = itertools.count(1)
 HOSTED = ("local", "subprocess")  # kinds that keep sandboxes in folders of this machine
 # Kinds whose service is elsewhere -> the fixture that starts one, with the `settings` (environment variables) to it.
 SERVICES = {"docker": "engine", "modal": "modal_server"}
-KINDS = (*HOSTED, *SERVICES)
+SLOW = {"docker": [pytest.mark.slow]}  # the engine alone takes seconds to start
+KINDS = [pytest.param(kind, marks=SLOW.get(kind, ())) for kind in (*HOSTED, *SERVICES)]
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +94,7 @@ def hosted_backend(request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
         yield made
 
 
-@pytest.fixture(scope="module", params=SERVICES)
+@pytest.fixture(scope="module", params=KINDS[len(HOSTED) :])
 def remote_backend(request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
     with opened(request.param, request) as made:
         yield made

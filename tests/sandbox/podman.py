@@ -7,6 +7,7 @@ libraries that they need and with pytest.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -79,6 +80,8 @@ def why_not() -> str | None:
     """Return why these tests cannot have an engine here; None where they can."""
     if missing := [name for name in ("podman", "runc") if not shutil.which(name)]:
         return f"no container engine for the tests: {' and '.join(missing)} not installed"
+    if importlib.util.find_spec("docker") is None:
+        return "the package docker is not installed"
     return None if os.geteuid() == 0 else "no container engine for the tests: they start podman as root alone"
 
 

@@ -41,6 +41,7 @@ from .conftest import processes_of, wait_for
 from .podman import IMAGE, Engine
 
 Make = Callable[..., DockerBackend]
+pytestmark = pytest.mark.slow  # the engine alone takes seconds to start
 
 
 @pytest.fixture
@@ -428,16 +429,21 @@ def test_case_11_a_missing_image_is_named_with_its_task(make: Make, engine: Engi
     assert made.open(small_task).exec("true", timeout=60).exit_code == 0
 
 
-def test_case_11_missing_images_are_listed_before_a_run(make: Make, engine: Engine, small_task: Task) -> None:
+def test_case_11_missing_images_are_listed_before_a_run(
+    make: Make, engine: Engine, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "FIRST_PAUSE", 0.05)
+
     def task(number: int, image: str) -> Task:
         return replace(small_task, instance_id=f"t{number}", image=image, files={})
 
-    there = [IMAGE, f"{engine.address}/good/looked-for:latest"]
+    there = [IMAGE, *(f"{engine.address}/{name}/looked-for:latest" for name in ("good", "busy"))]
     missing = [
         f"{engine.address}/{name}:latest" for name in ("nobody/nothing", "nobody/else", "private/secret")
     ]
     found = make().missing([task(n, image) for n, image in enumerate([*there, *missing])] + [small_task])
-    assert list(found) == ["t2", "t3", "t4"]
+    assert list(found) == ["t3", "t4", "t5"]
+    assert engine.registry.asked.count("busy/looked-for") > engine.registry.failures
     assert all(image in reason for image, reason in zip(missing, found.values(), strict=True))
     assert not re.search("looked-for", engine.podman("images"))  # asked for, and not pulled
     with pytest.raises(SandboxError, match=r"the registry of 127.0.0.1:1/x/y:latest could not be asked"):
