@@ -47,6 +47,7 @@ REQUIREMENTS = (
     "matplotlib>=3.9",
     "rich>=13",
     "psutil>=5.9",
+    "httpx>=0.27",
     "pytest>=8",
 )
 

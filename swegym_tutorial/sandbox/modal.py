@@ -66,6 +66,7 @@ class ModalContainer(Container):
     def run(self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]) -> int:
         """Run a program; see Container. Its stdin is left open and empty: our programs do not read it."""
         raised: list[Exception] = []
+        start = time.monotonic()
 
         def passed(stream: int, data: bytes) -> None:
             try:
@@ -81,7 +82,8 @@ class ModalContainer(Container):
             if raised:  # the caller's own, not Modal's
                 raise raised[0] from None
             raise
-        if code < 0:  # the client's word for an exec that reached its deadline
+        # -1 is the client's word for an exec that reached its deadline, unless Modal's 137 is quicker.
+        if code < 0 or time.monotonic() - start >= self._lifetime:
             raise SandboxError(f"the sandbox's life of {self._lifetime} s ended before the command")
         return code
 

@@ -95,7 +95,10 @@ def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
 
 
 def client() -> Any:
-    """Import the package `modal`, and keep its log off the terminal. Raises SandboxUnavailable."""
+    """Import the package `modal`, and keep its log off the terminal unless MODAL_LOGLEVEL asks for it.
+
+    Raises SandboxUnavailable where it is not installed.
+    """
     try:
         import modal
     except ImportError as error:
@@ -103,7 +106,8 @@ def client() -> Any:
             f'the modal sandbox needs the package modal, and it cannot be imported ({error}): pip install "modal>=1.5.5,<2"'
         ) from error
     if "MODAL_LOGLEVEL" not in os.environ:
-        logging.getLogger("modal-client").setLevel(logging.CRITICAL)
+        for name in ("modal-client", "modal-utils"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     return modal
 
 
