@@ -25,12 +25,12 @@ GUARDED = (
     *("tox.ini", "setup.cfg", "pyproject.toml"),
     ".gitattributes",  # would change the tests while they are put in place
 )
-_RANK = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")  # from the best to the worst
+STATUSES = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")  # from the best to the worst
 
 
 def worst(statuses: Collection[str]) -> str:
-    """Return the worst of a test's statuses; one that is not known is worse than any."""
-    return max(statuses, key=lambda status: _RANK.index(status) if status in _RANK else len(_RANK))
+    """Return the worst of a test's statuses."""
+    return max(statuses, key=STATUSES.index)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ export GIT_DIR="$own" GIT_WORK_TREE=. HOME="$own" XDG_CONFIG_HOME="$own" GIT_CON
 git read-tree "$base" || exit
 add() {{{{ git add -A --ignore-errors -- . {_LEFT_OUT}; }}}}
 add || {{{{ echo '* -working-tree-encoding' > "$own/info/attributes"; add; }}}}
-git diff --cached --binary --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/ \\
+git diff --cached --binary --no-renames --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/ \\
     "$base" > "$own/patch"
 """
 
@@ -121,7 +121,8 @@ git diff --cached --binary --no-color --no-ext-diff --no-textconv --src-prefix=a
 def capture_patch(sandbox: Sandbox, task: Task, limit: int) -> bytes:
     """Return what the agent changed since base_commit, as a binary git diff; empty where nothing is.
 
-    Commits that the agent made count; ignored files, compiled files and pytest's cache don't. What git cannot
+    Commits that the agent made count; ignored files, compiled files and pytest's cache don't. A renamed file stands
+    with its text under both names: git cannot apply the short form where a folder takes a link's place. What git cannot
     add (a nested repository without a commit) is left out, and takes nothing else along. At most limit + 1
     bytes come back: a longer patch than `limit` is the grader's to refuse. Raises SandboxError where the sandbox
     fails or git runs out of time; a repository that has lost base_commit gives an empty patch.

@@ -192,6 +192,8 @@ def test_only_what_is_told_between_the_marks_counts(theirs):
     assert harness.read(theirs, forged, MARK).tests == {"t.py::b": "FAILED"}
     killed = f"\n{MARK} applied 0\nPASSED t.py::b\n"
     assert harness.read(theirs, killed, MARK).tests == {"t.py::b": "PASSED"}
+    usage = f"\n{MARK} applied 0\nERROR: file or directory not found: t.py\nERROR: usage: pytest\n"
+    assert harness.read(theirs, usage, MARK).tests == {}
     refused = harness.read(
         theirs, f"+ git apply\nerror: no such file\n\n{MARK} applied 1\nPASSED t.py::a\n", MARK
     )
@@ -260,3 +262,111 @@ def test_a_script_of_another_form_is_refused(theirs, monkeypatch):
     monkeypatch.setattr(Like, "commands", lambda self, task: ["a", "b", "c", "d", "e"])
     with pytest.raises(GradingUnavailable, match="not that of the release known here"):
         SwegymHarness(Like).script(theirs, MARK)
+
+
+# What follows runs the package itself, on small repositories that bear the names of SWE-Gym's.
+
+
+@pytest.fixture(scope="module")
+def package():
+    pytest.importorskip("swegym", reason="SWE-Gym's package is an optional extra: " + swegym_grading.INSTALL)
+    return swegym_grading.load_swegym()
+
+
+def diff_of(sandboxes, task, command: str) -> str:
+    return patch_of(sandboxes, task, command).decode()
+
+
+@pytest.fixture(scope="module")
+def monai(task, sandboxes, package):
+    """The bundled task under the name of a repository whose tests are named by their files."""
+    theirs = replace(task, instance_id="Project-MONAI__MONAI-1", repo="Project-MONAI/MONAI", version="1.3")
+    return committed(sandboxes, replace(theirs, files={**task.files, "conftest.py": ""}))
+
+
+def committed(sandboxes, task):
+    """The task with the commit that its files make, graded by swegym."""
+    task = replace(task, parser="swegym", test_command="", base_commit="")
+    box = sandboxes.open(task)
+    commit = box.exec("git rev-parse HEAD", timeout=9).output.strip()
+    box.close()
+    return replace(task, base_commit=commit)
+
+
+RUNNER = """
+import pathlib, pytest
+CASES = dict(part.split("]\\n", 1) for part in pathlib.Path("data/check.test").read_text().split("[case ")[1:])
+@pytest.mark.parametrize("text", CASES.values(), ids=CASES)
+def test_case(text):
+    scope = {}
+    exec(pathlib.Path("code.py").read_text(), scope)
+    exec(text, scope)
+"""
+
+
+@pytest.fixture(scope="module")
+def mypy(sandboxes, package, task):
+    """A task whose tests are cases in a data file, and are chosen by their names."""
+    files = {
+        "code.py": "def double(x): return x\n",
+        "test_cases.py": RUNNER,
+        "data/check.test": "[case testOld]\nassert double(0) == 0\n",
+    }
+    theirs = replace(task, instance_id="python__mypy-1", repo="python/mypy", version="1.10", files=files)
+    theirs = committed(sandboxes, theirs)
+    return replace(
+        theirs,
+        patch=diff_of(sandboxes, theirs, "echo 'def double(x): return x + x' > code.py"),
+        test_patch=diff_of(
+            sandboxes, theirs, r"printf '[case testNew]\nassert double(2) == 4\n' >> data/check.test"
+        ),
+        fail_to_pass=("test_cases.py::test_case[testNew]",),
+        pass_to_pass=(),
+    )
+
+
+@pytest.mark.slow
+def test_the_package_grades_gold_useless_and_broken_patches(monai, mypy, sandboxes, config):
+    for theirs in (monai, mypy):
+        check_graders([theirs])
+        assert validation.fault_of(theirs, sandboxes, config) is None
+        useless = patch_of(sandboxes, theirs, "echo more >> README.md")
+        assert grade(theirs, useless, sandboxes, config).outcome is Outcome.UNRESOLVED
+    path = touched_files(monai.patch)[0]
+    crash = patch_of(sandboxes, monai, f"printf 'import os\\nos._exit(0)\\n' >> {path}")
+    assert grade(monai, crash, sandboxes, config).outcome is Outcome.TESTS_CRASHED
+    forged = "\n".join(f"echo PASSED {test}" for test in (*monai.fail_to_pass, *monai.pass_to_pass))
+    early = patch_of(sandboxes, monai, f'printf \'import os\\nos.system("""{forged}""")\\n\' > setup.py')
+    verdict = grade(monai, early, sandboxes, config)
+    assert verdict.outcome is Outcome.UNRESOLVED and "\nPASSED " in verdict.log.partition(" applied 0")[0]
+
+
+def test_our_reading_is_the_packages_own_where_no_id_is_told_twice(monai, sandboxes, config, tmp_path):
+    from swegym.harness.grading import get_logs_eval
+
+    run = Bench(sandboxes, config).run(monai, monai.patch.encode())
+    log = tmp_path / monai.instance_id.lower() / "test_output.txt"
+    log.parent.mkdir()
+    log.write_text(f">>>>> Applied Patch (pred)\n{run.log}")
+    theirs, found = get_logs_eval(str(log))
+    assert found and {*theirs} - {*run.tests} <= {
+        "Could",
+        "No",
+    }  # pip's "ERROR: No matching ...", before the tests
+    assert run.tests.items() <= theirs.items() and {*run.tests.values()} == {"PASSED"}
+
+
+def test_the_package_knows_every_version_of_the_seven_repositories(task, package):
+    from swegym.harness.constants import MAP_REPO_VERSION_TO_SPECS
+
+    seven = (
+        *("python/mypy", "iterative/dvc", "Project-MONAI/MONAI", "getmoto/moto"),
+        *("pandas-dev/pandas", "facebookresearch/hydra", "dask/dask"),
+    )
+    harness = SwegymHarness()
+    for repo in seven:
+        for version in MAP_REPO_VERSION_TO_SPECS[repo.lower()]:
+            script = harness.script(replace(task, repo=repo, version=version), MARK)
+            assert script.count(f" {MARK}") == 2 and "git apply -v - <<" in script
+    with pytest.raises(GradingUnavailable, match=r"bundled__cart-ledger-01 \(dask/dask 0.0\)"):
+        check_graders([replace(task, parser="swegym", repo="dask/dask", version="0.0")])
