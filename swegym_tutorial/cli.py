@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -13,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import commands
 from .arguments import make_parser
+from .commands import DONE, FAILED, INTERRUPTED
 from .config import TrainingConfig
-from .tasks import Task, TaskError, load_tasks
-
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+from .tasks import TaskError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     signal.signal(signal.SIGTERM, _interrupt)
     from .sandbox import SandboxError
+    from .swegym_grading import GradingUnavailable
 
     try:
         return COMMANDS[args.command](args, parser)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has had enough, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except (TaskError, SandboxError, OSError, RuntimeError) as error:
+    except (TaskError, GradingUnavailable, SandboxError, OSError, RuntimeError) as error:
         print(f"swegym-tutorial: {error}", file=sys.stderr)
         return FAILED
 
@@ -138,210 +138,16 @@ def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Traini
         parser.error(str(error))
 
 
-# -- evaluate, show, tasks, serve, doctor ----------------------------------------------------------
-
-
-def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from rich.console import Console
-
-    from .plots import save_reward_time
-    from .terminal import progress_line, reward_line, summarise, table
-
-    if not (args.run_folder / "events.jsonl").exists():
-        parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
-    console = Console()
-    if args.episode:
-        return _show_episode(args.run_folder, args.episode, console)
-    summary = summarise(args.run_folder)
-    console.print(table(summary))
-    for line in reward_line(summary):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    state = summary.status + (f": {summary.reason}" if summary.reason else "")
-    console.print(f"{state}; {progress_line(summary)}", highlight=False, soft_wrap=True, markup=False)
-    console.print(
-        f"figure: {save_reward_time(args.run_folder, args.png)}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
-    return DONE
-
-
-def _show_episode(folder: Path, name: str, console: Any) -> int:
-    from .events import read_episode
-
-    found = sorted(folder.glob(f"episodes/*/*/{name}/*.json.gz"))
-    if not found:
-        raise TaskError(
-            f"{folder} has no episode {name}; they are named like g000003-a2, in {folder / 'episodes'}"
-        )
-    for path in sorted({p.parent for p in found}):
-        episode = read_episode(path)
-        verdict = episode.get("verdict", {})
-        console.rule(f"{path.relative_to(folder)}  {episode['instance_id']}")
-        for n, turn in enumerate(episode["turns"], 1):
-            console.print(f"turn {n}", style="bold")
-            console.print(turn["text"], markup=False, highlight=False)
-            for call in turn["calls"]:
-                console.print(f"exit code {call['exit_code']}", style="dim", highlight=False)
-                console.print(call["output"], markup=False, highlight=False, style="dim")
-        console.print((path / "prediction.patch").read_text(errors="replace"), markup=False, highlight=False)
-        tests = ", ".join(f"{test} {status}" for test, status in verdict.get("tests", {}).items())
-        console.print(
-            f"ended: {episode['ending']}; verdict: {verdict.get('outcome', 'not graded')} {verdict.get('detail', '')}"
-        )
-        if tests:
-            console.print(tests, highlight=False, markup=False)
-    return DONE
-
-
-def _evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .trials import evaluate_policy
-
-    if bool(args.run_folder) == args.base:
-        parser.error("name a run folder, or --base for the policy that training starts from")
-    result = evaluate_policy(args.run_folder, split=args.split, attempts=args.attempts, seed=args.seed)
-    for task, rewards in sorted(result.rewards.items()):
-        print(f"{task:44} {sum(rewards):.0f} of {len(rewards)}")
-    line = f"{result.split}: {result.rate:.3f} ({result.resolved} of {result.attempts} attempts resolved)"
-    most = max(map(len, result.rewards.values()), default=0)
-    ks = [k for k in (1, 2, 4, 8, 16) if k <= most]
-    print(line, *(f"pass@{k} {result.pass_at(k):.3f}" for k in ks), sep="; ")
-    if result.lost:
-        print(f"{result.lost} attempts lost to infrastructure faults, and left out")
-    return DONE
-
-
-def _tasks_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .task_text import listing
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in listing(load_tasks(args.tasks, split=args.split), width):
-        print(line)
-    return DONE
-
-
-def _tasks_show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .task_text import describe
-
-    print(describe(_task(args.tasks, args.id)))
-    return DONE
-
-
-def _task(source: str, name: str) -> Task:
-    """Find a task in the source; one that the bundled set lacks may be a SWE-Gym task."""
-    try:
-        return load_tasks(source, ids=[name])[0]
-    except TaskError:
-        from .swegym_tasks import cached_path
-
-        if source != "bundled" or not cached_path().is_file():
-            raise
-        return load_tasks("swegym", ids=[name])[0]
-
-
-def _tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .sandbox import backend
-    from .validation import validate
-
-    tasks = load_tasks(args.tasks, ids=args.ids or None, split=None)
-    sandboxes = backend(args.sandbox)
-    bad = 0
-    try:
-        for n, (task, fault) in enumerate(validate(tasks, sandboxes, TrainingConfig.laptop(), args.times), 1):
-            bad += fault is not None
-            print(
-                f"{n:4} of {len(tasks)} {task.instance_id:36} {'valid' if fault is None else 'BROKEN: ' + fault}"
-            )
-    finally:
-        sandboxes.close()
-    print(f"{len(tasks) - bad} valid, {bad} broken")
-    return FAILED if bad else DONE
-
-
-def _sandboxes_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    found = _find_sandboxes(args)
-    for each in found:
-        age = "" if each.age is None else f"{each.age / 60:7.1f} min"
-        state = {True: "its run is gone", False: "its run is alive", None: ""}[each.orphan]
-        print(f"{each.kind:7} {each.name:44} {each.run or '-':32} {age:12} {state}".rstrip())
-    print(f"{len(found)} sandboxes" + ("; `sandboxes reap` ends those whose run is gone" if found else ""))
-    return DONE
-
-
-def _sandboxes_reap(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .sandbox.leftovers import end
-
-    found = _find_sandboxes(args)
-    chosen = [each for each in found if args.run is not None or args.all or each.orphan]
-    failed = 0
-    for each, why in end(chosen):
-        failed += why is not None
-        print(f"{each.kind} {each.name}: {'ended' if why is None else 'NOT ended: ' + why}")
-    print(f"{len(chosen) - failed} sandboxes ended")
-    if left := len(found) - len(chosen):
-        print(f"{left} more are of runs that may be alive: --run RUN ends one run's, --all all of them")
-    return FAILED if failed else DONE
-
-
-def _find_sandboxes(args: argparse.Namespace) -> list[Any]:
-    """Ask every kind that was named, or all; one that cannot be asked is told, and stops no other."""
-    from .sandbox import SandboxUnavailable
-    from .sandbox.leftovers import ASKED, find
-
-    run = args.run
-    if run is not None and (Path(run) / "events.jsonl").is_file():
-        run = _run_ids(Path(run))
-    runs = run if isinstance(run, list) else [run]
-    found = []
-    for kind in [args.sandbox] if args.sandbox else ASKED:
-        try:
-            found += [each for one in runs for each in find(kind, one)]
-        except SandboxUnavailable as error:
-            if args.sandbox:
-                raise
-            print(f"{kind}: not asked: {error}", file=sys.stderr)
-    return found
-
-
-def _run_ids(folder: Path) -> list[str]:
-    from .events import EventReader
-
-    events = EventReader(folder).read()
-    return [event["run"] for event in events if event.get("event") == "run_start" and event.get("run")]
-
-
-def _serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .bundled import POLICY
-
-    model = args.model or POLICY
-    if not (model / "config.json").is_file():
-        parser.error(f"{model} is no model folder: it has no config.json")
-    from .server import serve
-
-    if not 0 <= args.port < 65_536:
-        parser.error(f"a port lies between 0 and 65535, not {args.port}")
-    names = args.name or [TrainingConfig.laptop().base_model]
-    serve(dict.fromkeys(names, model), port=args.port, state_dir=args.state, api_key=args.api_key)
-    return DONE
-
-
-def _doctor(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from .doctor import report
-
-    return DONE if report() else FAILED
-
-
 COMMANDS = {
-    "show": _show,
-    "evaluate": _evaluate,
-    "tasks_list": _tasks_list,
-    "tasks_show": _tasks_show,
-    "tasks_validate": _tasks_validate,
-    "sandboxes_list": _sandboxes_list,
-    "sandboxes_reap": _sandboxes_reap,
-    "serve": _serve,
-    "doctor": _doctor,
+    "show": commands.show,
+    "evaluate": commands.evaluate,
+    "tasks_list": commands.tasks_list,
+    "tasks_show": commands.tasks_show,
+    "tasks_validate": commands.tasks_validate,
+    "sandboxes_list": commands.sandboxes_list,
+    "sandboxes_reap": commands.sandboxes_reap,
+    "serve": commands.serve,
+    "doctor": commands.doctor,
     "train": _train,
 }
 

@@ -31,9 +31,7 @@ class TrainingConfig:
     tokenizer: str | None = None  # a path or a hub name; None: what the server says
     tokenizer_revision: str | None = None  # pins the tokenizer's files on the hub
     tasks: str = "bundled"  # bundled | swegym | a path to a JSONL file
-    sandbox: str = (
-        "local"  # local | docker | modal | subprocess: where the agent's commands and the tests run
-    )
+    sandbox: str = "auto"  # auto (local, else docker) | local | docker | modal | subprocess
     clients: int = 1  # LoRA adapters trained side by side on one server
     lora_rank: int = 16  # alpha is the server's
     train_unembed: bool = False  # whether the output layer gets an adapter too

@@ -29,7 +29,7 @@ from .config import TrainingConfig
 from .connect import RunError, check_same, connect, model_folder, saved_config, server_from_environment
 from .evaluate import Evaluation, evaluate
 from .events import EventReader, RunFolder, dumps, write_atomically
-from .grading import Grader
+from .grading import Grader, check_graders
 from .job import TrainingJob
 from .policy import PolicyClient, PolicySampler, PolicyService, Stopped, in_thread
 from .preflight import check_training
@@ -61,7 +61,7 @@ class TrainingRun:
         tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out split
         before and after. resume: go on in a used folder, with the settings that must stay the same. server: (URL, key) of a Tinker-compatible server; by
         default the laptop preset starts its own, and others read TINKER_BASE_URL and TINKER_API_KEY.
-        Raises RunError and TaskError.
+        Raises RunError, TaskError and GradingUnavailable.
         """
         self.config = config
         self.folder = RunFolder(output)
@@ -81,6 +81,7 @@ class TrainingRun:
             model_folder(config)
         self._tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
         self._held_out = held_out_tasks(config) if evaluate else []
+        check_graders([*self._tasks, *self._held_out])
         self._stop = threading.Event()
         self._paused = threading.Event()
         self._done = threading.Event()

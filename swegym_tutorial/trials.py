@@ -20,10 +20,10 @@ from .config import TrainingConfig
 from .connect import RunError, connect, saved_config, server_from_environment
 from .evaluate import Evaluation, evaluate
 from .events import RunFolder
-from .grading import Grader
+from .grading import Grader, check_graders
 from .job import read_checkpoint
 from .policy import Stopped
-from .run import first_client
+from .run import first_client, held_out_tasks
 from .tasks import load_tasks
 
 
@@ -72,7 +72,8 @@ def evaluate_policy(
             if not run_folder.checkpoint(0).exists():
                 raise RunError(f"{folder} has no checkpoint to evaluate yet: no step is done")
             path = read_checkpoint(run_folder.checkpoint(0))["sampler"]
-        tasks = load_tasks(config.tasks, split=split)
+        tasks = held_out_tasks(config) if split == "held-out" else load_tasks(config.tasks, split=split)
+        check_graders(tasks)
         run_folder.open()
         closing.callback(run_folder.close)
         sandboxes = sandbox.backend(config.sandbox, config, run=f"evaluation-{secrets.token_hex(3)}")

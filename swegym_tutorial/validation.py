@@ -42,9 +42,16 @@ def fault_of(task: Task, sandboxes: SandboxBackend, config: TrainingConfig) -> s
 
 
 def validate(
-    tasks: Sequence[Task], sandboxes: SandboxBackend, config: TrainingConfig, times: int = 1
+    tasks: Sequence[Task],
+    sandboxes: SandboxBackend,
+    config: TrainingConfig,
+    times: int = 1,
+    workers: int | None = None,
 ) -> Iterator[tuple[Task, str | None]]:
-    """Yield each task, in order, with its fault or None, after `times` tries; several at once."""
+    """Yield each task, in order, with its fault or None, after `times` tries.
+
+    workers: how many are tried at once (default: the number of processors).
+    """
 
     def faults(task: Task) -> str | None:
         found = [fault_of(task, sandboxes, config) for _ in range(times)]
@@ -53,5 +60,5 @@ def validate(
             return f"flaky, {len(wrong)} of {times} tries: {wrong[0]}"
         return wrong[0] if wrong else None
 
-    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+    with ThreadPoolExecutor(workers or os.cpu_count() or 2) as pool:
         yield from zip(tasks, pool.map(faults, tasks), strict=True)
