@@ -126,8 +126,11 @@ class RemoteBackend(ABC):
     def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Find the tasks that cannot be opened here; see the protocol."""
         images = list(dict.fromkeys(task.image for task in tasks if task.image))
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+        try:
             why = dict(zip(images, pool.map(self._why_missing, images), strict=True))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no image
         found = {task.instance_id: why.get(task.image) for task in tasks}
         found |= {
             task.instance_id: "it brings neither an image nor files"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BUILDER = "2025.06"
 TOKEN_LIFE = 1200.0  # seconds
+SUCCESS = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS)
 
 
 def make_jwt(life: float = TOKEN_LIFE) -> str:
@@ -79,7 +80,10 @@ class Control(Service, Apps):
     async def ImageGetOrCreate(self, request: api.ImageGetOrCreateRequest, metadata: Metadata) -> object:
         base = next((image.image_id for image in request.image.base_images), "")
         image_id = self.server.add_layer(base, tuple(request.image.dockerfile_commands))
-        return api.ImageGetOrCreateResponse(image_id=image_id)
+        if image_id in self.server.built:
+            about = api.ImageMetadata(image_builder_version=BUILDER)
+            return api.ImageGetOrCreateResponse(image_id=image_id, result=SUCCESS, metadata=about)
+        return api.ImageGetOrCreateResponse(image_id=image_id)  # without a result: the client waits for it
 
     async def ImageJoinStreaming(
         self, request: api.ImageJoinStreamingRequest, metadata: Metadata
@@ -95,7 +99,8 @@ class Control(Service, Apps):
             text = f"Failed to pull {tag}: manifest unknown"
             result = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_FAILURE, exception=text)
         else:
-            result = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS)
+            self.server.built.add(request.image_id)
+            result = SUCCESS
         about = api.ImageMetadata(image_builder_version=BUILDER)
         yield api.ImageJoinStreamingResponse(result=result, eof=True, metadata=about)
 

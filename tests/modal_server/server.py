@@ -83,6 +83,7 @@ class ModalServer:
         self.contents: dict[
             str, Path
         ] = {}  # image tag -> a folder whose content lies in the root of its containers
+        self.built: set[str] = set()  # ids of images that are ready
         self.missing_images: set[str] = set()  # tags that cannot be pulled
         self.rejecting_tokens = False
         self.create_seconds = 0.0  # how long a creation takes

@@ -52,7 +52,7 @@ def server(modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
         monkeypatch.setenv(name, value)
     running = set(modal_server.running)
     yield modal_server
-    modal_server.create_seconds, modal_server.page_size = 0.0, 100
+    modal_server.create_seconds, modal_server.build_seconds, modal_server.page_size = 0.0, 0.0, 100
     modal_server.rejecting_tokens = False
     modal_server.missing_images.clear()
     modal_server.contents.clear()
@@ -374,6 +374,22 @@ def test_case_18_closing_while_opening_leaves_nothing(
             with pytest.raises(SandboxError, match="closed"):
                 future.result(timeout=30)
     assert wait_for(lambda: not set(server.running) & set(list(server.containers)[before:]))
+
+
+def test_an_interrupt_waits_for_no_image(server: ModalServer, image_task: Task) -> None:
+    told: list[str] = []
+    sandboxes = ModalBackend(TrainingConfig.laptop(), say=told.append)
+    tasks = [replace(image_task, instance_id=f"small-{n}", image=f"example/slow:{n}") for n in range(20)]
+    sandboxes.missing(tasks[:1])
+    server.build_seconds = 20.0
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sandboxes.missing(tasks)
+    sandboxes.close()
+    assert time.monotonic() - start < 10 and len(told) == 2
+    timer.join()
 
 
 # Tags, listing, reaping
