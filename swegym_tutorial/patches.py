@@ -122,8 +122,8 @@ def capture_patch(sandbox: Sandbox, task: Task, limit: int) -> bytes:
     """Return what the agent changed since base_commit, as a binary git diff; empty where nothing is.
 
     Commits that the agent made count; ignored files, compiled files and pytest's cache don't. A renamed file stands
-    with its text under both names: git cannot apply the short form where a folder takes a link's place. What git cannot
-    add (a nested repository without a commit) is left out, and takes nothing else along. At most limit + 1
+    with its text under both names: git cannot apply the short form where a folder takes a link's place. What git
+    cannot add (a nested repository without a commit) is left out, and takes nothing else along. At most limit + 1
     bytes come back: a longer patch than `limit` is the grader's to refuse. Raises SandboxError where the sandbox
     fails or git runs out of time; a repository that has lost base_commit gives an empty patch.
     """

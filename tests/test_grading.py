@@ -1,6 +1,7 @@
 """Verdicts, in real sandboxes with real pytest, and the grader that shares them."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -353,6 +354,30 @@ def test_a_fault_is_raised_and_not_remembered(task, sandboxes, config):
         grader.grade(task, task.patch.encode())
     flaky.broken = False
     assert grader.grade(task, task.patch.encode()).outcome is Outcome.RESOLVED
+
+
+ODD = """
+import os, pathlib, time
+state = (os.environ.get("TZ"), os.environ.get("PYTHONHASHSEED"), os.environ.get("LANG"), hash("x"), time.tzname)
+pathlib.Path("state.txt").write_text(repr(state))
+"""
+
+
+@pytest.mark.slow
+def test_case_7_one_patch_graded_many_times_at_once_gives_one_verdict(task, sandboxes, config):
+    # SWE-bench#602: results drift with the machine's load, the time zone and the seed of hashes.
+    path = touched_files(task.patch)[0]
+    told = replace(
+        task, test_command=f"PYTHONPATH=. python -c 'import src.cart'; cat state.txt; {task.test_command}"
+    )
+    half = patch_of(sandboxes, task, f"cat >> {path} <<'E'\n{ODD}\nE")
+    for patch, outcome in ((task.patch.encode(), Outcome.RESOLVED), (half, Outcome.UNRESOLVED)):
+        with ThreadPoolExecutor(8) as pool:
+            verdicts = list(pool.map(lambda _: grade(told, patch, sandboxes, config), range(8)))  # noqa: B023
+        assert {verdict.outcome for verdict in verdicts} == {outcome}
+        assert len({tuple(sorted(verdict.tests.items())) for verdict in verdicts}) == 1
+    assert len({verdict.log.splitlines()[0] for verdict in verdicts}) == 1
+    assert verdicts[0].log.startswith("('UTC', '0', 'C.UTF-8', ")
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import FINAL, Script, tool_call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swegym_tutorial import patches
 from swegym_tutorial.events import RunFolder
 from swegym_tutorial.patches import apply_patch, capture_patch, hide_history, touched_files
-from swegym_tutorial.rollout import Ending, Rollout
+from swegym_tutorial.rollout import Ending, Rollout, generate_rollout
 from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, backend
 from swegym_tutorial.tasks import Task
 
@@ -202,6 +203,7 @@ def test_touched_files_reads_quoted_names_renames_and_binary_files():
 
 # A repository as an image has it: the commits before base and after, and all that can lead to the later ones.
 BEFORE = """
+export GIT_AUTHOR_DATE=2026-01-01T00:00:00Z GIT_COMMITTER_DATE=2026-01-01T00:00:00Z
 git config core.logAllRefUpdates true; git checkout -q -b main
 git commit -q --allow-empty -m 'older'; echo more > docs.txt; git add -A; git commit -q -m 'base'; git tag base
 """
@@ -263,6 +265,30 @@ def test_case_10_the_agent_works_on_as_in_any_repository(task, box):
     assert b"+fixed" in capture_patch(box, task, ROOM)
     hide_history(box, task)  # also a second time
     assert run(box, "git log --format=%s -1").output == "base\n"
+
+
+class Imaged:
+    """A backend whose sandboxes come with a history, as those of a task with an image do."""
+
+    name = "imaged"
+
+    def __init__(self, sandboxes: SandboxBackend, task: Task) -> None:
+        self.sandboxes, self.bare = sandboxes, task
+
+    def open(self, task: Task) -> Sandbox:
+        box = self.sandboxes.open(self.bare)
+        assert with_history(self.bare, box)[0].base_commit == task.base_commit
+        return box
+
+
+def test_case_10_an_attempt_at_a_task_with_an_image_begins_without_the_future(
+    task, box, chat, sandboxes, config
+):
+    theirs = replace(with_history(task, box)[0], image="repository/image:latest")
+    script = Script(chat, tool_call("git log --all --format=%s; git reflog; git tag; " + FIX), FINAL)
+    rollout = generate_rollout(theirs, script, chat, Imaged(sandboxes, task), config)
+    assert rollout.turns[0].results[0].output == "base\nolder\nThe state before the fix\n"
+    assert b"+fixed" in rollout.patch
 
 
 @pytest.mark.parametrize("form", [str.upper, lambda base: base[:12], lambda base: f" {base}\n"])
