@@ -81,3 +81,10 @@ def test_readme_names_the_two_commands_first():
         "make test",
     ]
     assert text.index("make test") < text.index("conda env create")
+
+
+def test_readme_names_every_module():
+    tree = (ROOT / "README.md").read_text().partition("## What is where")[2]
+    modules = {path.name for path in (ROOT / "swegym_tutorial").glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.parent.name}/" for path in (ROOT / "swegym_tutorial").glob("*/__init__.py")}
+    assert not [name for name in sorted(modules | folders) if not re.search(rf"^  {name} ", tree, re.M)]
