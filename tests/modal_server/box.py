@@ -274,7 +274,7 @@ class Box:
 def _child_pid(status: int) -> int:
     """Read from bubblewrap's status pipe which process is the container's first."""
     text = b""
-    while not (found := re.search(rb'"child-pid": (\d+)', text)):
+    while not (found := re.search(rb'"child-pid": (\d+)\D', text)):
         data = os.read(status, 4096)
         if not data:
             raise OSError("bubblewrap did not start the container")

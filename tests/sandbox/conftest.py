@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from swegym_tutorial.sandbox import SandboxBackend, backend
+from swegym_tutorial.sandbox import SandboxBackend, backend, local
 from swegym_tutorial.tasks import Task
 
 from .podman import Engine, skip_or_fail, start_engine, why_not
@@ -64,6 +64,8 @@ def modal_server() -> Iterator[ModalServer]:
     """A Modal on this machine, which a real client talks to."""
     if importlib.util.find_spec("modal") is None:
         skip_or_fail("modal", "the package modal is not installed")
+    if reason := local.why_unavailable():
+        skip_or_fail("modal", f"the containers of the tests' Modal server are bubblewrap's: {reason}")
     from modal_server import ModalServer
 
     with ModalServer() as server:
