@@ -58,7 +58,8 @@ image = (
     .add_local_dir(PACKAGE, f"/root/{PACKAGE.name}", ignore=["**/__pycache__"])
 )
 app = modal.App("swegym-tutorial-training")
-volume = modal.Volume.from_name(RUNS, create_if_missing=True)
+# Of the second kind: a full run has a million files, and the first kind holds half as many.
+volume = modal.Volume.from_name(RUNS, create_if_missing=True, version=2)
 secret = modal.Secret.from_name(SECRET, required_keys=["TINKER_BASE_URL", "TINKER_API_KEY"])
 
 

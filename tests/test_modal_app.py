@@ -93,6 +93,7 @@ def test_what_the_full_run_asks_modal_for(server: ModalServer) -> None:
     asked = server.functions["full"]
     assert (asked.resources.milli_cpu, asked.resources.memory_mb, asked.timeout_secs) == (4000, 8192, 86400)
     mounts = [(mount.volume_id, mount.mount_path) for mount in asked.volume_mounts]
+    assert server.volumes == {"swegym-tutorial-runs": 2}
     assert mounts == [("vo-swegym-tutorial-runs", "/runs")] and list(asked.secret_ids) == ["st-spindle"]
 
 

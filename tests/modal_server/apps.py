@@ -53,7 +53,8 @@ class Apps:
         return api.SecretGetOrCreateResponse(secret_id=f"st-{request.deployment_name}")
 
     async def VolumeGetOrCreate(self, request: api.VolumeGetOrCreateRequest, metadata: Metadata) -> object:
-        about = api.VolumeMetadata(version=api.VOLUME_FS_VERSION_V1)
+        self.server.volumes[request.deployment_name] = request.version
+        about = api.VolumeMetadata(version=request.version)
         return api.VolumeGetOrCreateResponse(volume_id=f"vo-{request.deployment_name}", metadata=about)
 
     async def FunctionPrecreate(self, request: api.FunctionPrecreateRequest, metadata: Metadata) -> object:

@@ -78,6 +78,7 @@ class ModalServer:
         self.functions: dict[str, api.Function] = {}  # name -> definition
         self.called: list[tuple[str, Any]] = []  # function id, arguments
         self.secrets: list[tuple[str, tuple[str, ...]]] = []  # name, the keys that it must have
+        self.volumes: dict[str, int] = {}  # name -> which of the two kinds
         self.mounted: set[str] = set()  # files that functions see
         self.calls: Counter[str] = Counter()  # how often each call came
         self.contents: dict[
