@@ -108,7 +108,7 @@ def test_case_4_a_task_is_validated_by_the_same_grader(theirs, sandboxes, config
 def test_case_9_what_the_agent_did_to_the_tests_is_undone(theirs, sandboxes, config, bench):
     # multi-swe-bench#22, OpenHands#10087
     test = touched_files(theirs.test_patch)[0]
-    skip = "import pytest\ndef pytest_collection_modifyitems(items):\n    [i.add_marker("xfail") for i in items]\n"
+    skip = "import pytest\ndef pytest_collection_modifyitems(items):\n    [i.add_marker('xfail') for i in items]\n"
     for cheat in (
         f"printf {shlex.quote(skip)} > conftest.py",
         f"printf 'def test_x(): pass\\n' > {test}",
