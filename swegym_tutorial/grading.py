@@ -67,6 +67,7 @@ class Episode:
         return self.verdict.reward
 
 
+REMEMBERED = 256 << 20  # bytes of verdicts: a full run has a hundred thousand, with logs of up to a megabyte
 SWEGYM = SwegymHarness()
 HARNESSES: Mapping[str, Harness] = {"pytest": PytestHarness(), "swegym": SWEGYM}
 
@@ -168,12 +169,16 @@ _Value = TypeVar("_Value")
 class _Once(Generic[_Value]):
     """Finds values by their keys, each once: who asks for one that is being found waits for it.
 
-    A fault is raised to all that wait, and not remembered.
+    A fault is raised to all that wait, and not remembered. Of what was found, the oldest is forgotten where all
+    of it together has more bytes than `limit`, by `size`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: Callable[[_Value], int] = lambda value: 0, limit: int = 0) -> None:
+        self._size, self._limit = size, limit
         self._lock = threading.Lock()
         self._values: dict[object, Future[_Value]] = {}
+        self._sizes: dict[object, int] = {}  # of what was found, the oldest first
+        self._total = 0
 
     def get(self, key: object, find: Callable[[], _Value]) -> tuple[_Value, bool]:
         """Return the value, and whether another call found it."""
@@ -191,6 +196,13 @@ class _Once(Generic[_Value]):
             mine.set_exception(error)
             raise
         mine.set_result(value)
+        with self._lock:
+            self._sizes[key] = self._size(value)
+            self._total += self._sizes[key]
+            while self._total > self._limit:
+                oldest = next(iter(self._sizes))
+                self._total -= self._sizes.pop(oldest)
+                del self._values[oldest]
         return value, False
 
 
@@ -231,6 +243,11 @@ class Bench:
         )
 
 
+def _bytes_of(verdict: Verdict) -> int:
+    """Return about how much memory a verdict takes: a log, and for each test an id and what surrounds it."""
+    return len(verdict.log) + sum(len(test) + 200 for test in verdict.tests)
+
+
 class Grader:
     """Grades for one run: identical patches of one task share one verdict, also while it is being found."""
 
@@ -238,7 +255,7 @@ class Grader:
         self._sandboxes = sandboxes
         self._config = config
         self._bench = bench or Bench(sandboxes, config)
-        self._verdicts: _Once[Verdict] = _Once()
+        self._verdicts = _Once(_bytes_of, REMEMBERED)
 
     def grade(self, task: Task, patch: bytes) -> Verdict:
         """As the function `grade`; a fault is raised to all that wait for it, and not remembered."""

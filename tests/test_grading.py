@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from swegym_tutorial import load_tasks
+from swegym_tutorial import grading, load_tasks
 from swegym_tutorial.grading import Grader, Outcome, Verdict, check_graders, grade, judge
 from swegym_tutorial.hidden_tests import HiddenRun, PytestHarness, parse_pytest
 from swegym_tutorial.patches import touched_files
@@ -405,3 +405,13 @@ def test_case_4_a_broken_task_is_told(task, sandboxes, config):
         ["base", "does", "not"],
         ["the", "sandbox", "failed:"],
     ]
+
+
+def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
+    once = grading._Once(size=len, limit=10)
+    assert [once.get(key, lambda key=key: key * 4) for key in "abc"] == [(key * 4, False) for key in "abc"]
+    assert once.get("c", str) == ("cccc", True) and once.get("b", str) == ("bbbb", True)
+    assert once.get("a", lambda: "found anew") == ("found anew", False)
+    assert once.get("b", lambda: "new") == ("new", False)
+    verdict = Verdict(Outcome.UNRESOLVED, {"tests/a.py::test_b": "FAILED"}, log="x" * 1000)
+    assert 1000 < grading._bytes_of(verdict) < 1500
