@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from .registry import Registry
@@ -117,15 +118,41 @@ def start_engine(registry: Registry, address: str) -> Iterator[Engine]:
         engine.podman("import", "-", IMAGE, stdin=root_file_system())
         yield engine
     finally:
+        for command in ("unpause --all", "rm --all --force --time 0"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(["podman", *command.split()], env=environment, capture_output=True, timeout=60)
         service.terminate()
         service.wait(30)
-        subprocess.run(
-            ["podman", "rm", "-a", "-f", "-t", "0"], env=environment, capture_output=True, timeout=60
-        )
+        _end_helpers(str(folder))
+        _delete(folder)
+
+
+def _end_helpers(folder: str, patience: float = 10.0) -> None:
+    """Wait for the processes with which podman tidies up after its containers; kill those that stay."""
+    end = time.monotonic() + patience
+    while left := [
+        p for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())
+    ]:
+        if time.monotonic() > end:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        time.sleep(0.05)
+
+
+def _delete(folder: Path, patience: float = 30.0) -> None:
+    """Delete podman's folder with what is mounted in it."""
+    end = time.monotonic() + patience
+    while folder.exists():
         mounted = re.findall(rf"^\S+ ({re.escape(str(folder))}\S*)", Path("/proc/mounts").read_text(), re.M)
         for mount in reversed(mounted):
-            subprocess.run(["umount", mount], check=True)
-        shutil.rmtree(folder)
+            subprocess.run(["umount", mount], capture_output=True)
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def _configuration(folder: Path, driver: str, address: str) -> dict[str, str]:
