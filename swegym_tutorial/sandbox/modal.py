@@ -194,10 +194,9 @@ class ModalBackend(RemoteBackend):
         if not tag:
             image = image.apt_install("git").pip_install(PYTEST)
         image = image.entrypoint([])
-        app = self._find_app()
         try:
             with failures(modal, f"the image {tag or OWN_IMAGE}"):
-                return self._while_open(lambda: image.build(app)), None
+                return self._while_open(lambda: image.build(self._find_app())), None
         except SandboxError as error:
             if isinstance(error.__cause__, modal.exception.ImageBuildError):
                 return None, f"Modal cannot make the image {tag or OWN_IMAGE} ready: {words(error.__cause__)}"
