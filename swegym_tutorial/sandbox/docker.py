@@ -1,7 +1,8 @@
 """Sandboxes in containers of Docker, or of podman, which speaks the same API; through the `docker` SDK.
 
-The engine is the one that DOCKER_HOST names, else that of Docker's current context or the usual socket. Knows
-the engine's API; nothing of commands or tasks.
+The engine is the one that DOCKER_HOST names, else that of Docker's current context or the usual socket. podman
+keeps two small helper processes for five minutes after each command, unless its containers.conf sets
+exit_command_delay = 0 under [engine]. Knows the engine's API; nothing of commands or tasks.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from swegym_tutorial.sandbox import (
     contained,
     docker,
     images,
+    reaper,
     remote,
 )  # fmt: skip
 from swegym_tutorial.sandbox.docker import DockerBackend
@@ -149,7 +150,7 @@ def test_a_flood_is_killed(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) ->
     result = sandbox.exec("yes; echo never", timeout=60)
     assert result.exit_code == 137 and not result.timed_out and result.truncated_bytes > 19 << 20
     assert result.output.endswith("y\n[killed: it wrote more than 20 MB of output]\n")
-    assert output(sandbox, "ps ax | grep -c '[y]es'; echo usable") == "0\nusable\n"
+    assert output(sandbox, "ps ax -o stat,comm | grep -v ^Z | grep -c 'yes$'; echo usable") == "0\nusable\n"
 
 
 # Ends that are not a command's own
@@ -332,7 +333,9 @@ def test_close_does_not_wait_for_a_pull(make: Make, engine: Engine, small_task: 
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(made.open, small_task) for _ in range(2)]
         assert pulling.wait(30)
+        start = time.monotonic()
         made.close()
+        assert time.monotonic() - start < 30  # the pull itself takes 60 s
         for future in futures:
             with pytest.raises(SandboxError, match="closed"):
                 future.result(timeout=30)
@@ -460,7 +463,7 @@ def test_an_image_is_pulled_once_with_retries(
     monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(images, "SAY_EVERY", 0.0)
     said: list[str] = []
-    name = f"{engine.address}/busy/image:latest"
+    name, before = f"{engine.address}/busy/image:latest", engine.containers()
     with closing(DockerBackend(TrainingConfig.laptop(), say=said.append)) as made:
 
         def use(number: int) -> str:
@@ -470,6 +473,7 @@ def test_an_image_is_pulled_once_with_retries(
 
         with ThreadPoolExecutor(4) as pool:
             assert all("could not be started" in text for text in pool.map(use, range(4)))
+    assert engine.containers() <= before
     tries = sum("trying again" in text for text in said)
     assert tries >= 1 and said.count(f"pulling {name}") == tries + 1
     assert engine.registry.asked.count("busy/image") <= engine.registry.failures + 3
@@ -552,6 +556,14 @@ def test_case_18_a_runs_containers_are_listed_and_reaped(
     assert not docker.leftovers("run-a") and not docker.leftovers("run-b")
 
 
+def test_a_driver_elsewhere_is_not_judged() -> None:
+    assert reaper.is_gone(reaper.driver_id()) is False
+    host, pid, start = reaper.driver_id().rsplit(":", 2)
+    assert reaper.is_gone(f"{host}:{pid}:{start}1") is True  # another process has its number now
+    assert reaper.is_gone(f"elsewhere-{host}:{pid}:{start}") is None
+    assert reaper.is_gone("") is None and reaper.is_gone(f"{host}:x:y") is None
+
+
 _DRIVER = """
 import sys, time
 from swegym_tutorial import TrainingConfig
@@ -574,11 +586,11 @@ def test_case_18_a_killed_driver_leaves_nothing(
         [sys.executable, "-c", _DRIVER, run, long_sleep], stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
-    reaper = int(driver.stdout.readline())
+    its_reaper = int(driver.stdout.readline())
     assert wait_for(lambda: len(processes_of(long_sleep)) > 1)  # the driver, and the command in the container
     assert [each.orphan for each in docker.leftovers(run)] == [False]
     if reaper_too:
-        os.kill(reaper, signal.SIGKILL)
+        os.kill(its_reaper, signal.SIGKILL)
     driver.kill()
     driver.wait()
     driver.stdout.close()
@@ -590,7 +602,7 @@ def test_case_18_a_killed_driver_leaves_nothing(
     assert wait_for(lambda: not processes_of(long_sleep))
     if not reaper_too:  # it goes by itself a while later; no need to wait for it
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(reaper).kill()
+            psutil.Process(its_reaper).kill()
 
 
 # Where it cannot work
