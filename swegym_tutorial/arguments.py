@@ -63,16 +63,32 @@ def make_parser() -> argparse.ArgumentParser:
 
     tasks = commands.add_parser("tasks", help="list, show and validate tasks")
     kinds = tasks.add_subparsers(required=True, metavar="COMMAND")
-    listing = kinds.add_parser("list", help="one line a task")
+    listing = kinds.add_parser(
+        "list", help="one line a task, with what validation has found: - where that is nothing"
+    )
     listing.add_argument("--split", help="train or held-out (default: all of the selection)")
     listing.set_defaults(command="tasks_list")
     one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
     one.add_argument("id", metavar="ID")
     one.set_defaults(command="tasks_show")
-    check = kinds.add_parser("validate", help="base must fail, the gold patch must pass")
+    check = kinds.add_parser(
+        "validate",
+        help="base must fail, the gold patch must pass",
+        description="Try each task's base and gold patch, several times at once, and keep what is found: training "
+        "leaves out what is broken or flaky. Exit code 0 where all are valid.",
+    )
     check.add_argument("ids", nargs="*", metavar="ID", help="default: all")
-    check.add_argument("--times", type=_positive(int), default=1, help="how often each is run (default 1)")
+    check.add_argument(
+        "--times",
+        type=_positive(int),
+        default=3,
+        metavar="N",
+        help="how often each is tried (default 3: one try shows no flaky test)",
+    )
     check.add_argument("--sandbox", choices=KINDS, default="auto", help="where the tests run (default auto)")
+    check.add_argument(
+        "--table", type=Path, metavar="FILE", help="where the table goes (default: the cache folder)"
+    )
     check.set_defaults(command="tasks_validate")
     for command in (listing, one, check):
         command.add_argument(

@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import trust
 from .config import TrainingConfig
+from .events import write_atomically
 from .tasks import Task, TaskError, load_tasks
+
+if TYPE_CHECKING:
+    from .validation import Validation
+    from .validation_view import ValidationView
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -89,7 +96,9 @@ def tasks_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     from .task_text import listing
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in listing(load_tasks(args.tasks, split=args.split), width):
+    tasks = load_tasks(args.tasks, split=args.split)
+    known = {name: record.status for name, record in trust.recall_all(tasks).items()}
+    for line in listing(tasks, width, known):
         print(line)
     return DONE
 
@@ -114,30 +123,52 @@ def _task(source: str, name: str) -> Task:
 
 
 def tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from rich.console import Console
+
     from .grading import check_graders
     from .sandbox import backend
-    from .validation import validate
+    from .validation import Status, Validation, validate
+    from .validation_view import ValidationView
 
     tasks = load_tasks(args.tasks, ids=args.ids or None, split=None)
     check_graders(tasks)
     config = TrainingConfig.spindle() if any(task.image for task in tasks) else TrainingConfig.laptop()
-    sandboxes = backend(args.sandbox, config, run="validate", say=lambda text: print(text, flush=True))
-    bad = 0
+    view = ValidationView(Console(), len(tasks), args.times)
+    sandboxes = backend(args.sandbox, config, run="validate", say=view.say)
+    done: list[Validation] = []
     try:
-        if missing := sandboxes.missing(tasks):
-            for name, why in missing.items():
-                print(f"     {name}: BROKEN: {why}")
-            bad, tasks = len(missing), [task for task in tasks if task.instance_id not in missing]
-        workers = config.grading_workers if args.sandbox == "modal" else None
-        checked = validate(tasks, sandboxes, config, args.times, workers)
-        for n, (task, fault) in enumerate(checked, 1):
-            bad += fault is not None
-            told = "valid" if fault is None else f"BROKEN: {fault}"
-            print(f"{n:4} of {len(tasks)} {task.instance_id:36} {told}", flush=True)
+        missing = sandboxes.missing(tasks)
+        there = [task for task in tasks if task.instance_id not in missing]
+        workers = config.grading_workers if sandboxes.name == "modal" else None
+        with view:
+            for task in tasks:
+                if task.instance_id in missing:
+                    done.append(Validation(task, Status.UNCHECKED, missing[task.instance_id]))
+                    view.on_task(done[-1])
+            for found in validate(there, sandboxes, config, args.times, workers, view.on_try):
+                done.append(found)
+                view.on_task(found)
+                trust.keep(found, sandboxes.name, view.say)
     finally:
         sandboxes.close()
-    print(f"{len(tasks) - bad + len(missing)} valid, {bad} broken")
-    return FAILED if bad else DONE
+        if done:  # also what an interrupt has left
+            order = {task.instance_id: n for n, task in enumerate(tasks)}
+            done.sort(key=lambda found: order[found.task.instance_id])
+            _report(done, sandboxes.name, args, view)
+    return DONE if all(each.valid for each in done) else FAILED
+
+
+def _report(done: Sequence[Validation], sandbox: str, args: argparse.Namespace, view: ValidationView) -> None:
+    """Show the table, and write it to a file."""
+    view.table(done)
+    path = args.table or trust.table_path(args.tasks)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, trust.table_text(done, sandbox, args.times))
+    except OSError as error:
+        view.say(f"the table could not be written to {path}: {error}")
+    else:
+        view.say(f"table: {path}")
 
 
 def sandboxes_list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -50,6 +50,7 @@ class TrainingConfig:
     tool_timeout: float = 10.0  # a command of the agent's is killed after this
     observation_chars: int = 1500  # of a command's output, its last ones are shown to the agent
     grading_timeout: float = 60.0  # the hidden tests are killed after this
+    only_valid: bool = True  # leave out tasks that `tasks validate` has found to be broken or flaky
     patch_bytes: int = 2_000_000  # a larger patch is invalid
 
     # One batch

@@ -9,6 +9,7 @@ import re
 import secrets
 import shlex
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from .sandbox import Sandbox, SandboxError
 from .tasks import Task
@@ -41,7 +42,9 @@ bounded() {  # in memory; most deltas are taken over as they are
 objects() { cut -d ' ' -f 1 | LC_ALL=C sort -u; }
 old="$PWD/.git" new="$PWD/.git/$own/.git"
 
-rm -f /eval.sh /patch.diff /test.patch /root/patch.diff
+if [[ $PWD == /testbed ]]; then  # what the image's makers left behind
+    rm -f /{,root/,tmp/}*.{patch,diff,rej,orig} /{,root/,tmp/}{eval,run_tests,test}.sh ~/.{bash,python}_history || true
+fi
 [[ -d .git && ! -L .git ]] || fail '.git is no folder'
 base=$(git rev-parse --verify "$base^{commit}")
 find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' nested; do
@@ -77,6 +80,10 @@ mv "$PWD/.$own" .git
 git read-tree "$base"
 git update-index -q --refresh || true
 
+# No file of the repository, and yet in it: what a patch that was tried here, or a test run, has left.
+git ls-files -o -z -- '*.orig' '*.rej' '*.patch' '*.diff' '.pytest_cache/*' '*/.pytest_cache/*' | xargs -0 -r rm -f --
+for name in "${compiled[@]}"; do rm -f -- "$name".*; done
+
 [[ $(git rev-parse HEAD) == "$base" && -z $(git for-each-ref) ]] || fail 'refs are left'
 git cat-file --batch-all-objects --batch-check='%(objectname)' | objects > .git/known
 bounded rev-list --objects "$base" | objects > .git/wanted
@@ -85,19 +92,42 @@ rm -f .git/known .git/wanted
 """
 
 
+class HistoryShown(SandboxError):
+    """A repository shows more than base_commit and what leads up to it, and that cannot be mended."""
+
+
+def prepare(sandbox: Sandbox, task: Task) -> None:
+    """Make a fresh sandbox ready for an agent: no answer lies about. Raises SandboxError where one does.
+
+    A task that brings files needs nothing: its repository is one commit, which materialise() has checked.
+    """
+    if task.image:
+        hide_history(sandbox, task)
+
+
 def hide_history(sandbox: Sandbox, task: Task) -> None:
     """Leave nothing in the agent's repository but base_commit and what leads up to it, and check that.
 
     For a repository with a history, at base_commit and clean, before the agent sees it. No ref, remote, reflog,
     hook, submodule's git folder or stray file of the image's makers is left, and no object that base_commit does
-    not reach. The files in the working tree stay. Raises SandboxError where that cannot be had: another git
-    folder in the tree with these commits, a damaged repository, a timeout.
+    not reach. The files in the working tree stay, but for rejects, backups, patches and caches of test runs that
+    are no part of the repository, and the compiled forms of files that the gold patch or the test patch touch.
+    Raises HistoryShown where that cannot be had: another git folder in the tree with these commits, a damaged
+    repository; SandboxError where the sandbox fails or runs out of time.
     """
     names = f"own=git-{secrets.token_hex(8)} base={shlex.quote(task.base_commit.strip() or 'HEAD')}"
+    names += f" compiled=({' '.join(map(shlex.quote, _compiled(task)))})"
     result = sandbox.exec(f"{names}\n{OWN_GIT}{_HIDE}", timeout=HISTORY_TIMEOUT)
     if result.exit_code:
         told = f"killed after {result.seconds:.0f} s" if result.timed_out else result.output.strip()[-500:]
-        raise SandboxError(f"{task.instance_id}: the repository's future could not be hidden: {told}")
+        kind = SandboxError if result.timed_out else HistoryShown
+        raise kind(f"{task.instance_id}: the repository's future could not be hidden: {told}")
+
+
+def _compiled(task: Task) -> list[str]:
+    """Return the compiled forms, without what follows the first dot, of the files that the patches touch."""
+    paths = [PurePosixPath(path) for path in touched_files(task.patch) + touched_files(task.test_patch)]
+    return [str(path.parent / "__pycache__" / path.stem) for path in paths if path.suffix == ".py"]
 
 
 # The agent owns the repository, its configuration and its home. So the diff is made with a git folder of our own

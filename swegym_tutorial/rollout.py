@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .config import TrainingConfig
-from .patches import capture_patch, hide_history
+from .patches import capture_patch, prepare
 from .sandbox import CommandResult, Sandbox, SandboxBackend
 from .tasks import Task
 from .tools import BASH_TOOL, observation, parse_tool_calls
@@ -211,8 +211,7 @@ def generate_rollout(
     turns: list[Turn] = []
     ending = Ending.TURN_LIMIT
     with closing(sandboxes.open(task)) as sandbox:
-        if task.image:  # else the repository is one commit, made from the task's files
-            hide_history(sandbox, task)
+        prepare(sandbox, task)
         while len(turns) < config.max_turns:
             budget = min(config.turn_tokens, config.context_tokens - len(tokens) - CONTEXT_MARGIN)
             if budget <= 0:

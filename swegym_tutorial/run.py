@@ -18,9 +18,10 @@ import random
 import re
 import resource
 import secrets
+import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import sandbox
@@ -35,6 +36,7 @@ from .policy import PolicyClient, PolicySampler, PolicyService, Stopped, in_thre
 from .preflight import check_training
 from .rollout import Chat
 from .tasks import Task, load_tasks
+from .trust import Trust, trust_in
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
@@ -179,6 +181,8 @@ class TrainingRun:
         self.folder.log(
             "run_start", run=self.id, preset=config.preset, steps=config.steps, clients=config.clients
         )
+        trust = trust_in([*self._tasks, *self._held_out])
+        self._leave_out_invalid(trust)
         self._phase("starting the training server and the sandboxes")
         sandboxes = sandbox.backend(config.sandbox, config, run=self.id, say=self._say)
         closing.callback(sandboxes.close)
@@ -189,7 +193,8 @@ class TrainingRun:
         check_training(service, client, config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
         clients = [client, *(service.create_client(job) for job in range(1, config.clients))]
         self._leave_out_missing(sandboxes)
-        attempts = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), self.folder, config, self._stop)
+        grader = Grader(sandboxes, config)
+        attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._stop)
         if self._held_out and not self._measured_before():
             self._evaluate(service.base_sampler(), attempts, "before")
         phase = f"run-{time.time_ns()}"
@@ -212,22 +217,49 @@ class TrainingRun:
     def _say(self, text: str) -> None:
         self.folder.log("note", text=text)
 
+    def _leave_out_invalid(self, trust: Trust) -> None:
+        """Leave out the tasks that are known to be broken or flaky, and tell how many nobody has validated.
+
+        A run that goes on leaves out what it began without: the order of its tasks hangs on their number.
+        """
+        events = EventReader(self.folder.path).read()
+        begun = next((event for event in events if event.get("event") == "tasks_trusted"), None)
+        not_valid = trust.not_valid if self.config.only_valid else {}
+        if begun is not None:
+            not_valid = begun["not_valid"]
+        elif count := len(trust.never_validated):
+            total = len(self._tasks) + len(self._held_out)
+            self._say(
+                f"{count} of the {total} tasks were never validated, and are used all the same: `swegym-tutorial "
+                f"tasks validate --tasks {shlex.quote(self.config.tasks)} --sandbox {self.config.sandbox}` finds "
+                "those that are broken or flaky, and the next run leaves them out"
+            )
+        if begun is None:
+            self.folder.log("tasks_trusted", not_valid=not_valid, never_validated=len(trust.never_validated))
+        self._leave_out(not_valid)
+
     def _leave_out_missing(self, sandboxes: SandboxBackend) -> None:
-        """Leave out the tasks that cannot be opened, visibly; raises RunError where none is left."""
+        """Leave out the tasks that cannot be opened."""
         self._phase("looking for the tasks' images")
         tasks = [*self._tasks, *self._held_out]
         missing = in_thread(
             lambda: sandboxes.missing(tasks), self._stop, "looking for the tasks' images", IMAGES_TIMEOUT
         )
-        if not missing:
+        self._leave_out(missing)
+
+    def _leave_out(self, reasons: Mapping[str, str]) -> None:
+        """Go without some tasks, instance_id -> why, visibly; raises RunError where none is left to train on."""
+        here = {task.instance_id for task in (*self._tasks, *self._held_out)}
+        reasons = {name: why for name, why in reasons.items() if name in here}
+        if not reasons:
             return
-        self.folder.log("tasks_left_out", tasks=missing)
-        all_tasks = len(self._tasks)
-        self._tasks = [task for task in self._tasks if task.instance_id not in missing]
-        self._held_out = [task for task in self._held_out if task.instance_id not in missing]
-        if not self._tasks:
-            why = next(iter(missing.values()))
-            raise RunError(f"none of the {all_tasks} tasks can be opened: {why}")
+        self.folder.log("tasks_left_out", tasks=reasons)
+        left = [task for task in self._tasks if task.instance_id not in reasons]
+        if not left:
+            why = next(iter(reasons.values()))
+            raise RunError(f"none of the {len(self._tasks)} tasks can be used: {why}")
+        self._tasks = left
+        self._held_out = [task for task in self._held_out if task.instance_id not in reasons]
 
     def _measured_before(self) -> bool:
         """Whether an earlier part of this run has measured the base policy."""

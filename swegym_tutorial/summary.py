@@ -90,7 +90,7 @@ class RunSummary:
         self.faults: Counter[str] = Counter()  # reason -> count
         self.note = ""  # the last word on long work in this phase, such as an image that is pulled
         self.notes: list[str] = []  # all such words
-        self.left_out: dict[str, str] = {}  # task -> why it cannot be opened
+        self.left_out: dict[str, str] = {}  # task -> why: it cannot be opened, or is known not to be valid
         self.sampled_tokens = 0
         self.open_attempts = 0
 
@@ -113,6 +113,7 @@ class RunSummary:
         self.planned_steps, self.clients = event["steps"], event["clients"]
         self.started = self.started or event["time"]
         self.filling.clear()
+        self.left_out.clear()
         self.open_attempts = 0
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
@@ -123,7 +124,7 @@ class RunSummary:
         self.notes.append(self.note)
 
     def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
-        self.left_out = {str(task): str(why) for task, why in event["tasks"].items()}
+        self.left_out |= {str(task): str(why) for task, why in event["tasks"].items()}
 
     def _on_rollout_start(self, event: Mapping[str, Any]) -> None:
         self.open_attempts += 1

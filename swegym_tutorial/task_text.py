@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .task_rows import Task
 
+NOTHING: Mapping[str, str] = {}
 SHOWN_TESTS = 20  # of each list; a SWE-Gym task can have thousands
 
 
-def listing(tasks: Sequence[Task], width: int | None = None) -> list[str]:
-    """Return a line a task: split, id, the issue's first line, cut to `width` columns (None: not cut)."""
+def listing(
+    tasks: Sequence[Task], width: int | None = None, states: Mapping[str, str] = NOTHING
+) -> list[str]:
+    """Return a line a task: split, id, state, the issue's first line, cut to `width` columns (None: not cut).
+
+    states: what validation has found, by id; "-" stands for nothing.
+    """
     splits = max((len(task.split) for task in tasks), default=0)
     names = max((len(task.instance_id) for task in tasks), default=0)
     lines = []
     for task in tasks:
         issue = printable(task.problem_statement).strip().partition("\n")[0]
-        line = f"{task.split:{splits}}  {task.instance_id:{names}}  {issue}".rstrip()
+        line = f"{task.split:{splits}}  {task.instance_id:{names}}  {states.get(task.instance_id, '-'):6}  {issue}".rstrip()
         lines.append(line if width is None or len(line) <= width else f"{line[: max(0, width - 3)]}...")
     return lines
 

@@ -167,12 +167,18 @@ def materialise(task: Task, folder: Path) -> str:
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise TaskError(f"{task.instance_id}: file {name!r} lies outside the repository")
+        if ".git" in name.lower().split("/"):  # settings there are commands that our git would run
+            raise TaskError(f"{task.instance_id}: file {name!r} lies in a git folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="")
     script = (
         "git -c init.defaultBranch=main init -q --template= . && git config core.logAllRefUpdates false"
         " && git config core.autocrlf false && git add -A -f && git commit -q -m 'The state before the fix'"
         " && git checkout -q --detach && git branch -q -D main && git gc -q && git rev-parse HEAD"
+        # No answer may lie in the history: nothing is there but what this one commit holds.
+        f' && if test -n "$(git for-each-ref; git remote; ls .git/logs 2> {os.devnull})" -o '
+        "$(git rev-list --objects HEAD | wc -l) -ne $(git cat-file --batch-all-objects --batch-check | wc -l); "
+        "then echo 'its history shows more than one commit' >&2; exit 1; fi"
     )
     done = subprocess.run(["sh", "-c", script], cwd=folder, env=GIT_ENV, capture_output=True, text=True)
     if done.returncode:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .events import EventReader
 from .summary import FATES, RunSummary, StepResult
+from .trust import NOT_VALID
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -111,11 +112,15 @@ def table(summary: RunSummary, rows: int | None = None) -> Group:
 
 
 def left_out_lines(summary: RunSummary) -> list[str]:
-    """Tell which tasks the run goes without; the first reason stands for the others."""
-    if not summary.left_out:
-        return []
-    names, why = ", ".join(summary.left_out), next(iter(summary.left_out.values()))
-    return [f"{len(summary.left_out)} tasks left out ({names}): {why}"]
+    """Tell which tasks the run goes without, in a line a cause; the first reason stands for the others."""
+    causes: dict[bool, list[str]] = {}
+    for task, why in summary.left_out.items():
+        causes.setdefault(why.startswith(NOT_VALID), []).append(task)
+    return [
+        f"{len(tasks)} task{'s' if len(tasks) > 1 else ''} left out ({', '.join(tasks)}): "
+        f"{summary.left_out[tasks[0]]}"
+        for tasks in causes.values()
+    ]
 
 
 def fault_lines(summary: RunSummary) -> list[str]:

@@ -101,7 +101,7 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
         groups = {fate: sum(s.groups.get(fate, 0) for s in steps) for fate in FATES}
         rows.append(("groups", ", ".join(f"{count} {fate}" for fate, count in groups.items())))
     if left_out := left_out_lines(summary):
-        rows.append(("tasks", left_out[0]))
+        rows.append(("tasks", "; ".join(left_out)))
     if faults := fault_lines(summary):
         rows.append(("faults", faults[0]))
     if summary.last_event is not None:

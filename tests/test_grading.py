@@ -11,7 +11,6 @@ from swegym_tutorial.grading import Grader, Outcome, Verdict, check_graders, gra
 from swegym_tutorial.hidden_tests import HiddenRun, PytestHarness, parse_pytest
 from swegym_tutorial.patches import touched_files
 from swegym_tutorial.sandbox import SandboxError
-from swegym_tutorial.validation import validate
 
 
 def patch_of(sandboxes, task, command: str) -> bytes:
@@ -378,33 +377,6 @@ def test_case_7_one_patch_graded_many_times_at_once_gives_one_verdict(task, sand
         assert len({tuple(sorted(verdict.tests.items())) for verdict in verdicts}) == 1
     assert len({verdict.log.splitlines()[0] for verdict in verdicts}) == 1
     assert verdicts[0].log.startswith("('UTC', '0', 'C.UTF-8', ")
-
-
-@pytest.mark.slow
-def test_case_4_every_bundled_task_is_valid_in_the_sandbox(sandboxes, config):
-    # SWE-bench#26, #294: base fails and passes what it should, the gold patch passes all, the empty patch earns 0.
-    faults = {
-        task.instance_id: fault
-        for task, fault in validate(load_tasks(split=None), sandboxes, config)
-        if fault
-    }
-    assert faults == {}
-
-
-def test_case_4_a_broken_task_is_told(task, sandboxes, config):
-    broken = [
-        replace(task, patch=""),
-        replace(task, fail_to_pass=task.pass_to_pass),
-        replace(task, pass_to_pass=task.fail_to_pass),
-        replace(task, test_patch="nonsense\n"),
-    ]
-    faults = [fault for _, fault in validate(broken, sandboxes, config)]
-    assert [fault and fault.split(" ")[0:3] for fault in faults] == [
-        ["the", "gold", "patch"],
-        ["base", "already", "passes"],
-        ["base", "does", "not"],
-        ["the", "sandbox", "failed:"],
-    ]
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:

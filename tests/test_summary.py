@@ -29,6 +29,22 @@ def test_case_11_tasks_without_an_image_are_counted_where_people_look() -> None:
     assert left_out_lines(RunSummary()) == []
 
 
+def test_case_4_tasks_that_are_not_valid_are_counted_beside_them() -> None:
+    # SWE-bench#26, #294: known to be broken or flaky
+    summary = RunSummary()
+    summary.update([{"event": "tasks_left_out", "tasks": {"c__c-3": "not valid: flaky: 3 tries differ"}}])
+    summary.update([{"event": "tasks_left_out", "tasks": {"a__a-1": "no image x"}}])
+    lines = [
+        "1 task left out (c__c-3): not valid: flaky: 3 tries differ",
+        "1 task left out (a__a-1): no image x",
+    ]
+    assert left_out_lines(summary) == lines and ("tasks", "; ".join(lines)) in summary_table(summary)
+    summary.update(
+        [{"event": "run_start", "steps": 1, "clients": 1, "time": 1.0}]
+    )  # a resumed run says it anew
+    assert left_out_lines(summary) == []
+
+
 def test_a_run_may_open_as_many_files_as_the_system_allows() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     code = (

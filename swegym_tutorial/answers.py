@@ -1,0 +1,109 @@
+"""Whether the answer to a task, or a secret of ours, lies about where an agent could find it.
+
+What is looked for never enters the sandbox: what an agent can read there comes out, and is compared here. Not
+searched: the repository's own files, which are base_commit's; binary files; programs and packages below /usr and
+/opt. Knows nothing of verdicts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+
+from .patches import HistoryShown, prepare
+from .sandbox import Sandbox, SandboxBackend, SandboxError
+from .tasks import Task
+
+SECRETS = (  # environment variables of ours
+    *("TINKER_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    *("WANDB_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_TOKEN"),
+)
+SHORTEST = 12  # characters of a line that tells anything
+SEARCH_TIMEOUT = 120.0  # seconds
+OUTPUT_BYTES = 32 << 20
+
+# Prints PATH NUL LINE for each long line of small text files. A sandbox without isolation has no /testbed: there
+# only its own folders are searched, since all of the machine lies open anyway.
+_SEARCH = r"""
+export LC_ALL=C
+lines() { grep -s -a -H -Z -E -e '.{12,}' "$@"; }
+texts() { xargs -0 -r grep -s -I -H -Z -E -e '.{12,}' --; }
+others() { GIT_DIR="$PWD/.git" GIT_WORK_TREE="$PWD" git ls-files -o -z; }
+files() { find "$@" -xdev -type f -size -1024k -print0 2> /dev/null; }
+home=$(cd ~ && pwd)
+{
+    others
+    if [[ $PWD == /testbed ]]; then
+        files / -maxdepth 1
+        for place in /home /mnt /root /run /srv /tmp /var/tmp /workspace "$home"; do files "$place"; done
+        files /opt -maxdepth 2
+    else
+        files "$home" "${TMPDIR:?}"
+    fi
+} | texts
+env | lines --label='the environment' -
+if [[ $PWD == /testbed ]]; then
+    for file in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do
+        tr '\0' '\n' 2> /dev/null < "$file" | lines --label="$file" -
+    done
+fi
+echo 'the search is over' | lines --label=. -
+"""
+_OVER = ".\0the search is over"
+
+
+def check_answers(sandboxes: SandboxBackend, task: Task) -> str:
+    """Prepare a sandbox as for an agent and search it; return in words what lies about, "" for nothing.
+
+    A history that shows later commits counts. Raises SandboxError where the sandbox fails.
+    """
+    with closing(sandboxes.open(task)) as sandbox:
+        try:
+            prepare(sandbox, task)
+        except HistoryShown as error:
+            return str(error)
+        return "; ".join(answers_in(sandbox, task))
+
+
+def answers_in(sandbox: Sandbox, task: Task, secrets: Mapping[str, str] = os.environ) -> list[str]:
+    """Search a prepared sandbox for the task's gold patch, its hidden tests, and secrets; say what is where.
+
+    secrets: where the SECRETS are found, by name. Raises SandboxError where it cannot be searched.
+    """
+    result = sandbox.exec(_SEARCH, timeout=SEARCH_TIMEOUT, output_bytes=OUTPUT_BYTES)
+    if not result.output.rstrip().endswith(_OVER):
+        why = f"after {result.seconds:.0f} s" if result.timed_out else result.output[-300:].strip()
+        raise SandboxError(f"{task.instance_id}: the sandbox could not be searched for answers: {why}")
+    told = _by_file(result.output.splitlines())
+    looked_for = {"the gold patch": added_lines(task.patch), "the hidden tests": added_lines(task.test_patch)}
+    found = []
+    for path, lines in told.items():
+        for what, wanted in looked_for.items():
+            hits = len(wanted & lines)
+            if wanted and 2 * hits >= len(wanted):
+                found.append(f"{path} holds {hits} of the {len(wanted)} lines of {what}")
+        for name in SECRETS:
+            secret = secrets.get(name, "")
+            if len(secret) >= 8 and any(secret in line for line in lines):
+                found.append(f"{path} holds the secret in {name}")
+    return found
+
+
+def _by_file(output: Iterable[str]) -> dict[str, set[str]]:
+    """Return path -> its lines, also as they are without the mark of a patch."""
+    told: dict[str, set[str]] = defaultdict(set)
+    for row in output:
+        path, mark, line = row.partition("\0")
+        if mark:
+            told[path] |= {line.strip(), line.strip().removeprefix("+").strip()}
+    return told
+
+
+def added_lines(patch: str) -> frozenset[str]:
+    """Return the lines that a patch adds and that tell anything, stripped: long, and not there before."""
+    rows = patch.splitlines()
+    added = {row[1:].strip() for row in rows if row.startswith("+") and not row.startswith("+++ ")}
+    before = {row[1:].strip() for row in rows if row.startswith((" ", "-"))}
+    return frozenset(line for line in added - before if len(line) >= SHORTEST)
