@@ -174,6 +174,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         "detail": verdict.detail,
         "seconds": round(verdict.seconds, 4),
         "shared": verdict.shared,
+        "plain": verdict.plain,  # by the printed output and SWE-Gym's rules alone
     }
 
 

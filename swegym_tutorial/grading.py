@@ -1,7 +1,7 @@
 """From a patch to a verdict, in a fresh sandbox with the task's hidden tests.
 
-Only the agent's doing earns 0: a sandbox that fails raises SandboxError and is never a reward. Knows nothing
-of policies, tokens or groups.
+Only the agent's doing earns 0: a sandbox that fails raises SandboxError and is never a reward. How a run is judged
+stands in verdicts.py. Knows nothing of policies, tokens or groups.
 """
 
 from __future__ import annotations
@@ -11,48 +11,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from .config import TrainingConfig
 from .hidden_tests import Harness, HiddenRun, PytestHarness, run_hidden_tests
+from .reporting import Channel
 from .rollout import Rollout
 from .sandbox import SandboxBackend, SandboxError
 from .swegym_grading import GradingUnavailable, SwegymHarness
 from .tasks import Task
-
-
-class Outcome(StrEnum):
-    """What grading found. Only `resolved` earns 1; `infrastructure` earns nothing, not even 0."""
-
-    RESOLVED = "resolved"
-    UNRESOLVED = "unresolved"
-    EMPTY_PATCH = "empty_patch"
-    INVALID_PATCH = "invalid_patch"  # doesn't apply, or is too large
-    TESTS_CRASHED = "tests_crashed"  # no test told a result
-    TESTS_TIMEOUT = "tests_timeout"
-    TAMPERED = "tampered"  # it was not the hidden tests that ran
-    INFRASTRUCTURE = "infrastructure"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one patch is worth, and why."""
-
-    outcome: Outcome
-    tests: Mapping[str, str] = field(default_factory=dict)  # test id -> PASSED, FAILED, ...
-    detail: str = ""  # in words, where the tests don't say it
-    log: str = field(default="", repr=False)  # what the tests printed
-    seconds: float = 0.0
-    shared: bool = False  # found for the same patch before
-
-    @property
-    def reward(self) -> float:
-        """1.0 or 0.0; raises ValueError for an infrastructure fault, which is never a reward."""
-        if self.outcome is Outcome.INFRASTRUCTURE:
-            raise ValueError(f"an infrastructure fault has no reward: {self.detail}")
-        return float(self.outcome is Outcome.RESOLVED)
+from .verdicts import Outcome, Verdict, all_but_xfails_pass, judge, plain_outcome, tampered, with_status
 
 
 @dataclass(frozen=True)
@@ -67,6 +37,7 @@ class Episode:
         return self.verdict.reward
 
 
+ENOUGH = 0.5  # of the number of tests that tell a result with the gold patch
 REMEMBERED = 256 << 20  # bytes of verdicts: a full run has a hundred thousand, with logs of up to a megabyte
 SWEGYM = SwegymHarness()
 HARNESSES: Mapping[str, Harness] = {"pytest": PytestHarness(), "swegym": SWEGYM}
@@ -89,78 +60,63 @@ def check_graders(tasks: Sequence[Task]) -> None:
 
 
 def grade(
-    task: Task, patch: bytes, sandboxes: SandboxBackend, config: TrainingConfig, bench: Bench | None = None
+    task: Task,
+    patch: bytes,
+    sandboxes: SandboxBackend,
+    config: TrainingConfig,
+    bench: Bench | None = None,
+    gold: Mapping[str, str] | None = None,
+    told: int = 0,
+    grade_empty: bool = False,
 ) -> Verdict:
     """Apply a patch in a fresh sandbox and run the task's hidden tests there.
 
-    Guarded: the files of the test patch, and the names in hidden_tests.GUARDED (they configure pytest) wherever
-    they lie unless the gold patch touches them too. Whatever the patch did to these is undone before the tests
-    run: they are as in base_commit. Not guarded: all other code that the tests' process runs. A patch can still
-    bring a module that stands in for pytest, a tests/__init__.py, or code that prints a summary of its own and
-    leaves; so a reward is no proof against an agent that sets out to forge it.
+    Guarded are the files of the test patch and what decides how tests run (guards.py): whatever the patch did to
+    these is undone before the tests run, and told in the verdict. A reward needs the printed summary and a report
+    beside it to agree (verdicts.py). The patch's code still runs in the tests' own process: docs/threat-model.md
+    tells what that leaves.
 
-    An empty or too large patch needs no sandbox. Tests that tell nothing are the agent's doing, and earn 0, where
-    they tell something without it; else the fault is the task's or the sandbox's. bench: remembers that, and one
-    is made where none is given. Raises SandboxError for infrastructure faults, GradingUnavailable where what the
-    task needs is not installed.
+    An empty or too large patch needs no sandbox; grade_empty: an empty one is given one all the same. Tests that
+    tell nothing are the agent's doing, and earn 0, where they tell something without it; else the fault is the
+    task's or the sandbox's. bench: remembers that, and one is made where none is given. gold: the results of
+    the listed tests with the gold patch: what was XFAIL there may be XFAIL. told: how many tests tell a result with it,
+    listed or not; half of them must for a reward. Raises SandboxError for infrastructure faults,
+    GradingUnavailable where what the task needs is not installed.
     """
     start = time.monotonic()
     if not patch.strip():
-        return Verdict(Outcome.EMPTY_PATCH, detail="the attempt changed nothing")
+        if not grade_empty:
+            return Verdict(Outcome.EMPTY_PATCH, detail="the attempt changed nothing")
+        patch = b""
     if len(patch) > config.patch_bytes:
         return Verdict(Outcome.INVALID_PATCH, detail=f"the patch is larger than {config.patch_bytes:,} bytes")
     bench = bench or Bench(sandboxes, config)
-    run = bench.run(task, patch)
-    verdict = judge(task, run)
-    if run.refusal is None and not run.told:
-        bench.base(task)  # raises where the tests tell nothing without the agent either
-    elif bench.harness_of(task).counts_xfail and _all_but_xfails_pass(task, run):
-        verdict = judge(task, run, _with(bench.base(task), "XFAIL"))
+    verdict = _judged(task, bench.run(task, patch), bench, gold, ENOUGH * told)
+    if not patch:  # worth nothing, whatever its tests tell
+        verdict = replace(verdict, outcome=Outcome.EMPTY_PATCH)
     return replace(verdict, seconds=time.monotonic() - start)
 
 
-def judge(task: Task, run: HiddenRun, expected: Collection[str] = ()) -> Verdict:
-    """Judge a run of the hidden tests. Every FAIL_TO_PASS and PASS_TO_PASS test must be told as PASSED.
-
-    expected: PASS_TO_PASS tests that may be told as XFAIL, since they are without the patch too.
-    """
+def _judged(
+    task: Task, run: HiddenRun, bench: Bench, gold: Mapping[str, str] | None, least: float
+) -> Verdict:
+    """Judge a run, with what the tests tell where no agent was, as far as the verdict hangs on it."""
+    counts_xfail = bench.harness_of(task).counts_xfail
+    expected = with_status(gold, "XFAIL") if gold and counts_xfail else frozenset()
+    verdict = judge(task, run, expected, least)
     if run.refusal is not None:
-        return Verdict(Outcome.INVALID_PATCH, detail=run.refusal)
+        return verdict
     if not run.told:
-        outcome = Outcome.TESTS_TIMEOUT if run.timed_out else Outcome.TESTS_CRASHED
-        outcome = Outcome.TAMPERED if run.hindered else outcome
-        return _verdict(outcome, run, run.silence)
-    missing = [test for test in _wanted(task) if not _passed(task, test, run, expected)]
-    named = ", ".join(f"{test} ({run.tests[test]})" if test in run.tests else test for test in missing[:5])
-    detail = f"not passed: {named}{' ...' if len(missing) > 5 else ''}" if missing else ""
-    resolved = _wanted(task) and not missing
-    return _verdict(Outcome.RESOLVED if resolved else Outcome.UNRESOLVED, run, detail)
-
-
-def _verdict(outcome: Outcome, run: HiddenRun, detail: str) -> Verdict:
-    return Verdict(outcome, run.tests, "; ".join(filter(None, [detail, run.notes, run.undone])), run.log)
-
-
-def _wanted(task: Task) -> tuple[str, ...]:
-    return (*task.fail_to_pass, *task.pass_to_pass)
-
-
-def _passed(task: Task, test: str, run: HiddenRun, expected: Collection[str]) -> bool:
-    if run.tests.get(test) == "XFAIL":
-        return test in expected and test not in task.fail_to_pass
-    return run.tests.get(test) == "PASSED"
-
-
-def _with(run: HiddenRun, status: str) -> frozenset[str]:
-    return frozenset(test for test, told in run.tests.items() if told == status)
-
-
-def _all_but_xfails_pass(task: Task, run: HiddenRun) -> bool:
-    """Whether the verdict hangs on tests that fail as expected, and on nothing else."""
-    xfails = _with(run, "XFAIL")
-    return not xfails.isdisjoint(_wanted(task)) and all(
-        _passed(task, test, run, xfails) for test in _wanted(task)
-    )
+        bench.base(task)  # raises where the tests tell nothing without the agent either
+    elif run.channel is Channel.ABSENT and bench.base(task).channel is not Channel.ABSENT:
+        return tampered(
+            verdict, "the tests ran without the report that they give on the untouched repository"
+        )
+    elif not gold and counts_xfail and all_but_xfails_pass(task, run):
+        verdict = judge(task, run, with_status(bench.base(task).tests, "XFAIL"), least)
+    if verdict.outcome is Outcome.RESOLVED and (signs := bench.unusual(task, run.signs)):
+        return tampered(verdict, f"results were forged: {', '.join(sorted(signs)[:3])}")
+    return verdict
 
 
 _Value = TypeVar("_Value")
@@ -218,11 +174,18 @@ class Bench:
         self._sandboxes = sandboxes
         self._config = config
         self._bases: _Once[HiddenRun] = _Once()
+        self._golds: _Once[HiddenRun] = _Once()
         self.harness_of = harness_of
 
     def run(self, task: Task, patch: bytes) -> HiddenRun:
         """Run a task's hidden tests with a patch (b"" for none). Raises SandboxError and GradingUnavailable."""
         return run_hidden_tests(task, patch, self._sandboxes, self._config, self.harness_of(task))
+
+    def plain(self, task: Task, patch: bytes) -> Outcome | None:
+        """Return what SWE-Gym's way alone says of a patch: None where nothing ran. Nothing is guarded."""
+        harness = self.harness_of(task)
+        run = run_hidden_tests(task, patch, self._sandboxes, self._config, harness, guarded=False)
+        return plain_outcome(task, run)
 
     def base(self, task: Task) -> HiddenRun:
         """Return the run on the untouched repository, which is made when it is first asked for.
@@ -231,10 +194,22 @@ class Bench:
         """
         return self._bases.get((task.instance_id, task.base_commit), lambda: self._find_base(task))[0]
 
+    def unusual(self, task: Task, signs: frozenset[str]) -> frozenset[str]:
+        """Return which signs of forgery show neither on the untouched repository nor with the gold patch."""
+        if signs:
+            signs -= self.base(task).signs
+        if signs and task.patch.strip():
+            signs -= self._gold(task).signs
+        return signs
+
+    def _gold(self, task: Task) -> HiddenRun:
+        key = (task.instance_id, task.base_commit)
+        return self._golds.get(key, lambda: self.run(task, task.patch.encode()))[0]
+
     def _find_base(self, task: Task) -> HiddenRun:
         base = self.run(task, b"")
         # Tests that need what the gold patch brings (a module that conftest.py imports) can't even begin on base.
-        if base.told or (task.patch.strip() and self.run(task, task.patch.encode()).told):
+        if base.told or (task.patch.strip() and self._gold(task).told):
             return base
         raise SandboxError(
             f"{task.instance_id}: the hidden tests tell nothing on the untouched repository and with the gold patch "
@@ -251,16 +226,44 @@ def _bytes_of(verdict: Verdict) -> int:
 class Grader:
     """Grades for one run: identical patches of one task share one verdict, also while it is being found."""
 
-    def __init__(self, sandboxes: SandboxBackend, config: TrainingConfig, bench: Bench | None = None) -> None:
+    def __init__(
+        self,
+        sandboxes: SandboxBackend,
+        config: TrainingConfig,
+        bench: Bench | None = None,
+        *,
+        gold: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        told: Mapping[str, int] = MappingProxyType({}),
+        flaky: Collection[str] = (),
+        share_verdicts: bool = True,
+        grade_empty_patches: bool = False,
+    ) -> None:
+        """gold: instance id -> results with the gold patch, told: how many they are, see `grade`. flaky: ids of tasks whose verdicts are
+        never shared, and whose empty patches are always run, as with share_verdicts=False and
+        grade_empty_patches=True for all."""
         self._sandboxes = sandboxes
         self._config = config
         self._bench = bench or Bench(sandboxes, config)
+        self._gold, self._told, self._flaky = gold, told, frozenset(flaky)
+        self._share, self._grade_empty = share_verdicts, grade_empty_patches
         self._verdicts = _Once(_bytes_of, REMEMBERED)
 
     def grade(self, task: Task, patch: bytes) -> Verdict:
         """As the function `grade`; a fault is raised to all that wait for it, and not remembered."""
+        if not self._share or task.instance_id in self._flaky:
+            return self._find(task, patch)
         key = (task.instance_id, hashlib.sha256(patch).digest())
-        verdict, shared = self._verdicts.get(
-            key, lambda: grade(task, patch, self._sandboxes, self._config, self._bench)
-        )
+        verdict, shared = self._verdicts.get(key, lambda: self._find(task, patch))
         return replace(verdict, shared=True) if shared else verdict
+
+    def _find(self, task: Task, patch: bytes) -> Verdict:
+        return grade(
+            task,
+            patch,
+            self._sandboxes,
+            self._config,
+            self._bench,
+            self._gold.get(task.instance_id),
+            self._told.get(task.instance_id, 0),
+            self._grade_empty or task.instance_id in self._flaky,
+        )

@@ -9,12 +9,17 @@ The package is an optional extra, imported where a SWE-Gym task is graded. Knows
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Protocol
 
-from .hidden_tests import STATUSES, Reading, worst
+from .hidden_tests import FIXED, Reading, worst
+from .patches import touched_files
+from .reporting import STATUSES, Kit
 from .sandbox import REPOSITORY
 from .tasks import Task
 
@@ -37,9 +42,9 @@ class Package(Protocol):
         """Whether it has a test command and a parser for the task's repository and version."""
         ...
 
-    def commands(self, task: Task) -> Sequence[str]:
+    def commands(self, task: Task, install: bool = True) -> Sequence[str]:
         """The lines of its evaluation script; the last four put the test files back, apply the test patch, run the
-        tests, and put the test files back again."""
+        tests, and put the test files back again. install: the line before them installs the repository anew."""
         ...
 
     def parse(self, task: Task, log: str) -> Mapping[str, str]:
@@ -65,10 +70,14 @@ class _Swegym:
         repo = task.repo.lower()  # as all of its keys are
         return repo in self._parsers and task.version in self._specs.get(repo, {})
 
-    def commands(self, task: Task) -> Sequence[str]:
+    def commands(self, task: Task, install: bool = True) -> Sequence[str]:
         repo = task.repo.lower()
         instance = {"repo": repo, "version": task.version, "test_patch": task.test_patch}
-        specs = self._specs[repo][task.version]
+        specs = {
+            key: value
+            for key, value in self._specs[repo][task.version].items()
+            if install or key != "install"
+        }
         return self._lines(
             instance, specs, ENVIRONMENT_NAME, REPOSITORY, task.base_commit.strip(), task.test_patch
         )
@@ -91,13 +100,8 @@ def load_swegym() -> Package:
 class SwegymHarness:
     """Runs swegym's evaluation script and reads what the tests in it print."""
 
-    # An agent's change must not be judged by the hour or by chance; and pip, without a network, need not try again.
-    environment: Mapping[str, str] = {
-        "TZ": "UTC",
-        "PYTHONHASHSEED": "0",
-        "PIP_RETRIES": "0",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
+    # pip, without a network, need not try again.
+    environment: Mapping[str, str] = {**FIXED, "PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     output_bytes = LOG_BYTES
     applies_tests = True
     counts_xfail = True
@@ -113,27 +117,44 @@ class SwegymHarness:
         ]
         return f"swegym knows no tests for {', '.join(unknown)}: leave them out" if unknown else None
 
-    def script(self, task: Task, mark: str) -> str:
+    def preparation(self, task: Task) -> str:
+        """Return the part of swegym's script that installs the repository, which runs the patch's own code."""
+        before = self._commands(task)[:-4]
+        return (
+            "" if before == self._commands(task, install=False)[:-4] else _lines("set -xo pipefail", *before)
+        )
+
+    def canary_folder(self, task: Task) -> str | None:
+        """Return the folder of a hidden test that is wanted, as its id tells it."""
+        wanted = [test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass)]
+        files = [*filter(touched_files(task.test_patch).__contains__, wanted), *wanted]
+        python = [PurePosixPath(file) for file in files if file.endswith(".py")]
+        return str(python[0].parent) if python else None
+
+    def script(self, task: Task, mark: str, kit: Kit) -> str:
         """Return swegym's script with a line before and a line after the tests, which no patch can print before."""
-        package = self._load()
-        if why := self.why_not([task]):
-            raise GradingUnavailable(why)
-        *before, put_back, apply, test, put_back_again = package.commands(task)
+        *before, put_back, apply, test, put_back_again = self._commands(task, install=False)
         if put_back != put_back_again or not apply.startswith("git apply"):
             raise GradingUnavailable(f"swegym's script is not that of the release known here: {INSTALL}")
-        return "\n".join(
-            [
-                "set -xo pipefail",
-                *before,
-                put_back,
-                apply,
-                f'printf "\\n%s applied %s\\n" {mark} $?',
-                test,
-                "status=$?",
-                f'printf "\\n%s ended\\n" {mark}',
-                "exit $status\n",
-            ]
+        return _lines(
+            "set -xo pipefail",
+            *before,
+            put_back,
+            apply,
+            f'printf "\\n%s applied %s\\n" {mark} $?',
+            _with_canary(test, kit) if kit.canary else test,
+            "status=$?",
+            f'printf "\\n%s ended\\n" {mark}',
+            "exit $status",
         )
+
+    def _commands(self, task: Task, install: bool = True) -> Sequence[str]:
+        if why := self.why_not([task]):
+            raise GradingUnavailable(why)
+        return self._load().commands(task, install)
+
+    def name(self, test: str) -> str:
+        return test.split()[0] if test.strip() else test
 
     def read(self, task: Task, output: str, mark: str) -> Reading:
         """Read what the tests printed; nothing told where they did not begin."""
@@ -145,7 +166,8 @@ class SwegymHarness:
             words = re.sub(r"(?m)^\+.*\n", "", before)[-300:].strip()
             return Reading(hindered=f"the test patch does not apply: {words}")
         tests, ended, _ = log.rpartition(f"\n{mark} ended")
-        return self._read_tests(task, tests if ended else log)
+        plain = self._load().parse(task, output)
+        return replace(self._read_tests(task, tests if ended else log), plain=plain)
 
     def _read_tests(self, task: Task, log: str) -> Reading:
         # Line by line, since the package's own reading of the whole keeps the last of several results of one id: ids
@@ -162,3 +184,18 @@ class SwegymHarness:
         ]
         notes = f"told more than once, so that the worst counts: {', '.join(twice[:5])}" if twice else ""
         return Reading({test: worst(statuses) for test, statuses in told.items()}, notes=notes)
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join((*lines, ""))
+
+
+_BY_NAME = re.compile(r'(.* -k ")([^"]*)(")')
+
+
+def _with_canary(test: str, kit: Kit) -> str:
+    """Return the command that runs the tests with the canaries last: by their file, or by its name after -k."""
+    assert kit.canary is not None
+    if match := _BY_NAME.fullmatch(test):
+        return f"{match[1]}{match[2]} or {kit.canary.stem}{match[3]}"
+    return f"{test} {shlex.quote(kit.canary.path)}"

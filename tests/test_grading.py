@@ -272,7 +272,7 @@ def test_a_patch_of_two_thousand_guarded_files_is_undone(task, sandboxes, config
 
 
 def run_of(task, output: str) -> HiddenRun:
-    return HiddenRun(tests=PytestHarness().read(task, output, "").tests)
+    return HiddenRun(printed=PytestHarness().read(task, output, "").tests)
 
 
 def test_case_6_a_run_without_a_result_is_never_a_reward(task):

@@ -12,10 +12,12 @@ from swegym_tutorial import swegym_grading, validation
 from swegym_tutorial.grading import Bench, Outcome, check_graders, grade
 from swegym_tutorial.hidden_tests import LOG_BYTES
 from swegym_tutorial.patches import capture_patch, touched_files
+from swegym_tutorial.reporting import Channel, make_kit
 from swegym_tutorial.sandbox import SandboxError
 from swegym_tutorial.swegym_grading import GradingUnavailable, SwegymHarness
 
 MARK = "0123abcd"
+KIT = make_kit(None)
 
 
 PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -rA -p no:cacheprovider"
@@ -30,13 +32,13 @@ class Like:
     def knows(self, task):
         return task.version != "unknown"
 
-    def commands(self, task):
+    def commands(self, task, install=True):
         files = " ".join(touched_files(task.test_patch))
         put_back = f"git checkout {task.base_commit} {files}"
         apply = f"git apply -v - <<'END_OF_PATCH'\n{task.test_patch}\nEND_OF_PATCH"
-        install = "[ ! -e install.sh ] || bash install.sh"
+        anew = ["[ ! -e install.sh ] || bash install.sh"] if install else []
         start = ["source /opt/miniconda3/bin/activate", "conda activate testbed", "git status", "git show"]
-        return [*start, install, put_back, apply, f"{self.tests} {files}", put_back]
+        return [*start, *anew, put_back, apply, f"{self.tests} {files}", put_back]
 
     def parse(self, task, log):
         tests = {}
@@ -126,23 +128,45 @@ def test_what_is_printed_before_the_tests_run_is_no_result(theirs, sandboxes, co
     assert verdict.outcome is Outcome.UNRESOLVED and f"PASSED {wanted[0]}" in verdict.log
 
 
-def test_tests_that_the_agents_code_swaps_during_the_installation_are_its_zero(
+def test_tests_that_the_agents_code_swaps_during_the_installation_are_put_back(
     theirs, sandboxes, config, bench
 ):
-    lines = "def test_new():\n    assert True\n"
+    lines = "def test_new():\n    assert False\n"
     new = "diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n"
     new += "--- /dev/null\n+++ b/tests/test_new.py\n@@ -0,0 +1,2 @@\n"
     new += "".join(f"+{line}\n" for line in lines.splitlines())
     other = replace(
         theirs, test_patch=new, fail_to_pass=("tests/test_new.py::test_new",), pass_to_pass=(), patch=""
     )
-    patch = with_install(sandboxes, theirs, "printf 'def test_new(): pass\\n' > tests/test_new.py")
-    verdict = grade(other, patch, sandboxes, config, bench)
-    assert (verdict.outcome, verdict.reward) == (Outcome.TAMPERED, 0.0)
-    assert "the test patch does not apply" in verdict.detail and "already exists" in verdict.detail
+    for swap in (
+        "printf 'def test_new(): pass\\n' > tests/test_new.py",
+        "mv tests t; mkdir t/x; ln -s t tests",
+        "rm -r tests; echo > tests",
+    ):
+        verdict = grade(other, with_install(sandboxes, theirs, swap), sandboxes, config, bench)
+        assert (verdict.outcome, verdict.tests) == (
+            Outcome.UNRESOLVED,
+            {"tests/test_new.py::test_new": "FAILED"},
+        )
     with pytest.raises(SandboxError, match="the test patch does not apply"):  # on base, too
         unfit = replace(theirs, test_patch=theirs.test_patch.replace("import", "export"))
         grade(unfit, theirs.patch.encode(), sandboxes, config, bench_of(sandboxes, config))
+
+
+def test_what_the_installation_runs_finds_nothing_of_the_tests(theirs, sandboxes, config, bench):
+    look = "ls -a / /tmp ~ tests; cat /tmp/*.sh; env; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+    run = bench.run(theirs, with_install(sandboxes, theirs, look))
+    installation = run.log.split("+ conda activate testbed")[1]
+    afterwards = run.log.partition(installation)[2]
+    assert "+ bash install.sh" in installation and run.channel is Channel.WHOLE
+    assert "git apply" in afterwards and theirs.fail_to_pass[0] in afterwards
+    for secret in (
+        "plugin_",
+        "SWEGYM_TUTORIAL_REPORT",
+        "git apply",
+        theirs.fail_to_pass[0].rpartition("::")[2],
+    ):
+        assert secret not in installation, secret
 
 
 def test_a_crash_is_the_agents_zero_where_the_tests_run_without_it(theirs, sandboxes, config, bench):
@@ -238,7 +262,7 @@ def test_a_test_that_fails_as_expected_counts_where_it_did_before(theirs, sandbo
     assert outcome("fixed", "test_always", "test_now")[0] is Outcome.UNRESOLVED
     assert outcome("skip", "test_skipped") == (
         Outcome.UNRESOLVED,
-        "not passed: tests/test_x.py::test_skipped",
+        "not passed: tests/test_x.py::test_skipped (SKIPPED)",
     )
     assert outcome("fixed", "test_nowhere")[0] is Outcome.UNRESOLVED
     nothing = replace(other, fail_to_pass=(), pass_to_pass=())
@@ -255,13 +279,13 @@ def test_a_missing_package_and_an_unknown_repository_are_told_before_anything_st
     unknown = replace(theirs, version="unknown")
     assert "bundled/cart-ledger-01 unknown" in (SwegymHarness(Like).why_not([theirs, unknown]) or "")
     with pytest.raises(GradingUnavailable, match="swegym knows no tests for"):
-        SwegymHarness(Like).script(unknown, MARK)
+        SwegymHarness(Like).script(unknown, MARK, KIT)
 
 
 def test_a_script_of_another_form_is_refused(theirs, monkeypatch):
-    monkeypatch.setattr(Like, "commands", lambda self, task: ["a", "b", "c", "d", "e"])
+    monkeypatch.setattr(Like, "commands", lambda self, task, install: ["a", "b", "c", "d", "e"])
     with pytest.raises(GradingUnavailable, match="not that of the release known here"):
-        SwegymHarness(Like).script(theirs, MARK)
+        SwegymHarness(Like).script(theirs, MARK, KIT)
 
 
 # What follows runs the package itself, on small repositories that bear the names of SWE-Gym's.
@@ -349,10 +373,9 @@ def test_our_reading_is_the_packages_own_where_no_id_is_told_twice(monai, sandbo
     log.parent.mkdir()
     log.write_text(f">>>>> Applied Patch (pred)\n{run.log}")
     theirs, found = get_logs_eval(str(log))
-    assert found and {*theirs} - {*run.tests} <= {
-        "Could",
-        "No",
-    }  # pip's "ERROR: No matching ...", before the tests
+    canaries = {test for test in run.plain if "::" in test} - {*run.tests}
+    # pip says "ERROR: Could not ..." and "ERROR: No matching ..." before the tests.
+    assert found and len(canaries) == 4 and {*theirs} - {*run.tests} <= {"Could", "No", *canaries}
     assert run.tests.items() <= theirs.items() and {*run.tests.values()} == {"PASSED"}
 
 
@@ -366,7 +389,7 @@ def test_the_package_knows_every_version_of_the_seven_repositories(task, package
     harness = SwegymHarness()
     for repo in seven:
         for version in MAP_REPO_VERSION_TO_SPECS[repo.lower()]:
-            script = harness.script(replace(task, repo=repo, version=version), MARK)
+            script = harness.script(replace(task, repo=repo, version=version), MARK, KIT)
             assert script.count(f" {MARK}") == 2 and "git apply -v - <<" in script
     with pytest.raises(GradingUnavailable, match=r"bundled__cart-ledger-01 \(dask/dask 0.0\)"):
         check_graders([replace(task, parser="swegym", repo="dask/dask", version="0.0")])
