@@ -51,6 +51,12 @@ class TrainingConfig:
     observation_chars: int = 1500  # of a command's output, its last ones are shown to the agent
     grading_timeout: float = 60.0  # the hidden tests are killed after this
     only_valid: bool = True  # leave out tasks that `tasks validate` has found to be broken or flaky
+    share_verdicts: bool = (
+        True  # identical patches of one task are graded once, unless it is known to be flaky
+    )
+    grade_empty_patches: bool = (
+        False  # an empty patch gets a sandbox and its tests too; it earns 0 either way
+    )
     patch_bytes: int = 2_000_000  # a larger patch is invalid
 
     # One batch

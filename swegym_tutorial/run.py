@@ -30,13 +30,13 @@ from .config import TrainingConfig
 from .connect import RunError, check_same, connect, model_folder, saved_config, server_from_environment
 from .evaluate import Evaluation, evaluate
 from .events import EventReader, RunFolder, dumps, write_atomically
-from .grading import Grader, check_graders
+from .grading import check_graders
 from .job import TrainingJob
 from .policy import PolicyClient, PolicySampler, PolicyService, Stopped, in_thread
 from .preflight import check_training
 from .rollout import Chat
 from .tasks import Task, load_tasks
-from .trust import Trust, trust_in
+from .trust import Trust, make_grader, trust_in
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
@@ -193,7 +193,7 @@ class TrainingRun:
         check_training(service, client, config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
         clients = [client, *(service.create_client(job) for job in range(1, config.clients))]
         self._leave_out_missing(sandboxes)
-        grader = Grader(sandboxes, config)
+        grader = make_grader(sandboxes, config, trust)
         attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._stop)
         if self._held_out and not self._measured_before():
             self._evaluate(service.base_sampler(), attempts, "before")

@@ -20,11 +20,12 @@ from .config import TrainingConfig
 from .connect import RunError, connect, saved_config, server_from_environment
 from .evaluate import Evaluation, evaluate
 from .events import RunFolder
-from .grading import Grader, check_graders
+from .grading import check_graders
 from .job import read_checkpoint
 from .policy import Stopped
 from .run import first_client, held_out_tasks
-from .tasks import load_tasks
+from .tasks import Task, load_tasks
+from .trust import Trust, make_grader, trust_in
 
 
 def smoke_test(config: TrainingConfig) -> int:
@@ -76,13 +77,17 @@ def evaluate_policy(
         check_graders(tasks)
         run_folder.open()
         closing.callback(run_folder.close)
+        trust = trust_in(tasks)
+        tasks = _usable(tasks, trust, config, run_folder)
         sandboxes = sandbox.backend(config.sandbox, config, run=f"evaluation-{secrets.token_hex(3)}")
         closing.callback(sandboxes.close)
         service = connect(config, run_folder, server_from_environment(config), stop, closing, ended)
         closing.callback(stop.set)
         _, chat = first_client(service, config)
         sampler = service.base_sampler() if path is None else service.sampler(path)
-        runner = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), run_folder, config, stop)
+        runner = AttemptRunner(
+            chat, sandboxes, make_grader(sandboxes, config, trust), run_folder, config, stop
+        )
         return evaluate(
             tasks,
             sampler,
@@ -93,6 +98,17 @@ def evaluate_policy(
             label=f"{split}-{time.strftime('%Y%m%d-%H%M%S')}",
             stop=stop,
         )
+
+
+def _usable(tasks: list[Task], trust: Trust, config: TrainingConfig, folder: RunFolder) -> list[Task]:
+    """Return the tasks that are not known to be broken or flaky, as a run does. Raises RunError where none is."""
+    if not config.only_valid or not trust.not_valid:
+        return tasks
+    folder.log("tasks_left_out", tasks=trust.not_valid)
+    if len(trust.not_valid) == len(tasks):
+        why = next(iter(trust.not_valid.values()))
+        raise RunError(f"none of the {len(tasks)} tasks can be used: {why}")
+    return [task for task in tasks if task.instance_id not in trust.not_valid]
 
 
 @contextlib.contextmanager

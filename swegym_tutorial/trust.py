@@ -22,6 +22,9 @@ from .events import write_atomically
 from .tasks import Task, load_tasks
 
 if TYPE_CHECKING:
+    from .config import TrainingConfig
+    from .grading import Grader
+    from .sandbox import SandboxBackend
     from .validation import Validation
 
 VALID, BROKEN, FLAKY = "valid", "broken", "flaky"
@@ -128,6 +131,20 @@ def trust_in(tasks: Sequence[Task]) -> Trust:
         flaky=frozenset(name for name, record in known.items() if record.status == FLAKY),
         gold={name: record.gold for name, record in known.items() if record.status == VALID},
         never_validated=tuple(task.instance_id for task in unknown),
+    )
+
+
+def make_grader(sandboxes: SandboxBackend, config: TrainingConfig, trust: Trust) -> Grader:
+    """Return the grader of a run, which heeds what validation has found."""
+    from .grading import Grader
+
+    return Grader(
+        sandboxes,
+        config,
+        gold=trust.gold,
+        flaky=trust.flaky,
+        share_verdicts=config.share_verdicts,
+        grade_empty_patches=config.grade_empty_patches,
     )
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from .answers import check_answers
 from .config import TrainingConfig
-from .grading import Bench, Outcome, grade
+from .grading import Bench, Outcome, Verdict, grade
 from .hidden_tests import HiddenRun
 from .sandbox import SandboxBackend, SandboxError
 from .tasks import Task
@@ -80,26 +80,13 @@ def try_once(task: Task, sandboxes: SandboxBackend, config: TrainingConfig) -> T
     """
     bench, patch = Bench(sandboxes, config), task.patch.encode()
     base = bench.run(task, b"")
-    if (
-        not base.told
-    ):  # what needs the gold patch to begin at all may do so; then the grader runs it once more
-        gold = bench.run(task, patch) if patch.strip() else HiddenRun(hindered="there is no gold patch")
+    if not base.told:  # else the grader would call it an infrastructure fault
+        gold = bench.run(task, patch) if patch.strip() else HiddenRun(hindered="there is none")
         if not gold.told:
-            silence = gold.silence if gold.refusal is None else f"it does not apply: {gold.refusal}"
-            return Try(
-                f"the hidden tests tell nothing: on base {base.silence}; with the gold patch {silence}; "
-                f"the output ends: {base.log.strip()[-300:]!r}",
-                base_seconds=base.seconds,
-                gold_seconds=gold.seconds,
-            )
+            return Try(_silence(base, gold), base_seconds=base.seconds, gold_seconds=gold.seconds)
     verdict = grade(task, patch, sandboxes, config, bench)
     fine = ("PASSED", "XFAIL") if bench.harness_of(task).counts_xfail else ("PASSED",)
-    fault = _fault_of_base(task, base, fine)
-    only_xfails = verdict.outcome is Outcome.UNRESOLVED and all(
-        verdict.tests.get(test) in fine for test in _wanted(task)
-    )
-    if not fault and verdict.outcome is not Outcome.RESOLVED and not only_xfails:
-        fault = f"the gold patch is {verdict.outcome}: {verdict.detail}"
+    fault = _fault_of_base(task, base, fine) or _fault_of_gold(task, verdict, fine)
     if not fault and grade(task, b"", sandboxes, config, bench).reward != 0:
         fault = "the empty patch earns a reward"
     return Try(
@@ -112,6 +99,14 @@ def try_once(task: Task, sandboxes: SandboxBackend, config: TrainingConfig) -> T
     )
 
 
+def _silence(base: HiddenRun, gold: HiddenRun) -> str:
+    silence = gold.silence if gold.refusal is None else f"it does not apply: {gold.refusal}"
+    return (
+        f"the hidden tests tell nothing: on base {base.silence}; with the gold patch {silence}; "
+        f"the output ends: {base.log.strip()[-300:]!r}"
+    )
+
+
 def _fault_of_base(task: Task, base: HiddenRun, fine: Sequence[str]) -> str:
     if wrong := [test for test in task.fail_to_pass if base.tests.get(test) == "PASSED"]:
         return f"base already passes {_named(wrong)}"
@@ -119,6 +114,15 @@ def _fault_of_base(task: Task, base: HiddenRun, fine: Sequence[str]) -> str:
         silence = "" if base.told else f": {base.silence}"
         return f"base does not pass {_named(wrong)}: {base.tests.get(wrong[0], NOT_RUN)}{silence}"
     return ""
+
+
+def _fault_of_gold(task: Task, verdict: Verdict, fine: Sequence[str]) -> str:
+    """fine: what a PASS_TO_PASS test may be told as, since the grader lets a patch do what the gold patch does."""
+    failing = [test for test in task.fail_to_pass if verdict.tests.get(test) != "PASSED"]
+    failing += [test for test in task.pass_to_pass if verdict.tests.get(test) not in fine]
+    if verdict.outcome is Outcome.RESOLVED or (verdict.outcome is Outcome.UNRESOLVED and not failing):
+        return ""
+    return f"the gold patch is {verdict.outcome}: {verdict.detail}"
 
 
 def _wanted(task: Task) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ import pytest
 from swegym_tutorial import TrainingConfig, TrainingRun, load_tasks, trust, validation
 from swegym_tutorial.connect import RunError
 from swegym_tutorial.events import EventReader
+from swegym_tutorial.grading import Bench
 from swegym_tutorial.sandbox import SandboxError
+from swegym_tutorial.swegym_grading import SwegymHarness
 from swegym_tutorial.task_text import listing
 from swegym_tutorial.validation import Status, Try, Validation, conclude, validate
 
@@ -56,6 +58,7 @@ def test_case_4_every_bundled_task_is_valid_in_the_sandbox(sandboxes, config):
         assert set(each.gold.values()) == {"PASSED"}
 
 
+@pytest.mark.slow
 def test_case_4_a_broken_task_is_told(task, sandboxes, config):
     broken = {
         "the gold patch is unresolved": replace(task, patch=USELESS),
@@ -72,6 +75,7 @@ def test_case_4_a_broken_task_is_told(task, sandboxes, config):
         assert found[each.instance_id].why.startswith(why), found[each.instance_id].why
 
 
+@pytest.mark.slow
 def test_case_4_a_flaky_task_is_told_by_its_test(task, sandboxes, config):
     new = "diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n--- /dev/null\n"
     new += "+++ b/tests/test_new.py\n@@ -0,0 +1,2 @@\n+def test_new():\n+    assert open('/tmp/number').read() != '4'\n"
@@ -107,6 +111,59 @@ def test_a_sandbox_that_fails_says_nothing_of_the_task(task, sandboxes, config, 
     assert found.status is Status.UNCHECKED and found.why == "the sandbox failed: no room"
     trust.keep(found, "local", print)
     assert trust.recall(task) is None
+
+
+def as_swegym(monkeypatch, sandboxes, config, lines: dict[bool, str]) -> None:
+    """Have tasks graded as SWE-Gym's, by tests that print these lines without and with the gold patch."""
+
+    class Like:
+        def knows(self, task):
+            return True
+
+        def commands(self, task, install=True):
+            telling = (
+                f"if git diff --quiet -- src; then printf '{lines[False]}'; else printf '{lines[True]}'; fi"
+            )
+            return ["true", "git status", "git apply - < /dev/null || true", telling, "git status"]
+
+        def parse(self, task, log):
+            found = (line.split() for line in log.splitlines())
+            return {words[1]: words[0] for words in found if len(words) == 2}
+
+    harness = SwegymHarness(Like)
+    monkeypatch.setattr(validation, "Bench", lambda *_: Bench(sandboxes, config, lambda task: harness))
+
+
+@pytest.mark.parametrize("fixed, kept, status", [("PASSED", "XFAIL", "valid"), ("XFAIL", "PASSED", "broken")])
+def test_a_listed_test_may_fail_as_expected_with_the_gold_patch_unless_it_must_be_fixed(
+    task, sandboxes, config, monkeypatch, fixed, kept, status
+):
+    theirs = replace(task, parser="swegym", test_command="", fail_to_pass=("t::a",), pass_to_pass=("t::b",))
+    lines = {False: "FAILED t::a\\nPASSED t::b\\n", True: f"{fixed} t::a\\n{kept} t::b\\n"}
+    as_swegym(monkeypatch, sandboxes, config, lines)
+    (found,) = validate([theirs], sandboxes, config)
+    assert (found.status, found.gold) == (status, {"t::a": fixed, "t::b": kept}), found.why
+
+
+@pytest.mark.slow
+def test_the_grader_of_a_run_heeds_what_is_known(task, sandboxes, config):
+    valid, flaky = own(task, 0), own(task, 1)
+    trust.keep(Validation(valid, Status.VALID, gold={"t": "XFAIL"}), "local", print)
+    trust.keep(Validation(flaky, Status.FLAKY, "differs"), "local", print)
+    numbered = Numbered(sandboxes)
+    known = trust.trust_in([valid, flaky])
+    grader = trust.make_grader(numbered, config, known)
+    patch = task.patch.encode()
+    assert [grader.grade(each, patch).shared for each in (valid, valid, flaky, flaky)] == [
+        *(False, True, False, False)
+    ]
+    opened = numbered.opened
+    assert not grader.grade(valid, b"").reward and numbered.opened == opened
+    settings = replace(config, share_verdicts=False, grade_empty_patches=True)
+    grader = trust.make_grader(numbered, settings, known)
+    assert not grader.grade(valid, patch).shared and not grader.grade(valid, patch).shared
+    opened = numbered.opened
+    assert not grader.grade(valid, b"").reward and numbered.opened > opened
 
 
 VALID = {"status": Status.VALID, "tries": 3, "gold": {"t": "XFAIL"}, "base": {"t": "FAILED"}, "told": 7}
