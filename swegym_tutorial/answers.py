@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import closing
+from weakref import WeakKeyDictionary
 
-from .patches import HistoryShown, prepare
+from .patches import OWN_GIT, HistoryShown, hide_history
 from .sandbox import Sandbox, SandboxBackend, SandboxError
 from .tasks import Task
 
@@ -52,19 +53,41 @@ fi
 echo 'the search is over' | lines --label=. -
 """
 _OVER = ".\0the search is over"
+_TRACKED = f"{OWN_GIT}LC_ALL=C git grep -h -I -E -e '.{{{SHORTEST},}}' HEAD"
+
+# What was searched and shows nothing: the sandboxes of one backend for one task are all alike.
+_clean: WeakKeyDictionary[SandboxBackend, set[Hashable]] = WeakKeyDictionary()
+
+
+class AnswerShown(SandboxError):
+    """An answer or a secret lies about in a sandbox that an agent was to get; the text says what and where."""
+
+
+def prepare(sandbox: Sandbox, task: Task, sandboxes: SandboxBackend) -> None:
+    """Make a fresh sandbox ready for an agent, and check that no answer lies about.
+
+    The history of an image's repository is hidden, and that is checked, each time; a repository that was made of
+    the task's files is one commit, which materialise() has checked. What else there is to read is searched once a
+    task and backend. Raises HistoryShown and AnswerShown, and SandboxError where the sandbox fails.
+    """
+    if task.image:
+        hide_history(sandbox, task)
+    clean = _clean.setdefault(sandboxes, set())
+    key = (task.instance_id, task.base_commit, task.image, task.patch, task.test_patch)
+    if key not in clean:
+        if found := answers_in(sandbox, task):
+            raise AnswerShown(f"{task.instance_id}: an agent could read the answer: {'; '.join(found)}")
+        clean.add(key)
 
 
 def check_answers(sandboxes: SandboxBackend, task: Task) -> str:
-    """Prepare a sandbox as for an agent and search it; return in words what lies about, "" for nothing.
-
-    A history that shows later commits counts. Raises SandboxError where the sandbox fails.
-    """
+    """Prepare a sandbox as for an agent; return in words what lies about, "" for nothing. Raises SandboxError."""
     with closing(sandboxes.open(task)) as sandbox:
         try:
-            prepare(sandbox, task)
-        except HistoryShown as error:
+            prepare(sandbox, task, sandboxes)
+        except (HistoryShown, AnswerShown) as error:
             return str(error)
-        return "; ".join(answers_in(sandbox, task))
+    return ""
 
 
 def answers_in(sandbox: Sandbox, task: Task, secrets: Mapping[str, str] = os.environ) -> list[str]:
@@ -77,10 +100,23 @@ def answers_in(sandbox: Sandbox, task: Task, secrets: Mapping[str, str] = os.env
         why = f"after {result.seconds:.0f} s" if result.timed_out else result.output[-300:].strip()
         raise SandboxError(f"{task.instance_id}: the sandbox could not be searched for answers: {why}")
     told = _by_file(result.output.splitlines())
+    found = _found(told, task, secrets, frozenset())
+    if not found:
+        return []
+    # What the repository's own files hold too is no answer, such as a `return False` in a copy of them.
+    tracked = sandbox.exec(_TRACKED, timeout=SEARCH_TIMEOUT, output_bytes=OUTPUT_BYTES).output
+    return _found(told, task, secrets, frozenset(map(str.strip, tracked.splitlines())))
+
+
+def _found(
+    told: Mapping[str, set[str]], task: Task, secrets: Mapping[str, str], known: frozenset[str]
+) -> list[str]:
+    """Say which files hold at least half of the lines that are looked for and not known, or a secret."""
     looked_for = {"the gold patch": added_lines(task.patch), "the hidden tests": added_lines(task.test_patch)}
     found = []
     for path, lines in told.items():
         for what, wanted in looked_for.items():
+            wanted -= known
             hits = len(wanted & lines)
             if wanted and 2 * hits >= len(wanted):
                 found.append(f"{path} holds {hits} of the {len(wanted)} lines of {what}")

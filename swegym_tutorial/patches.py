@@ -96,15 +96,6 @@ class HistoryShown(SandboxError):
     """A repository shows more than base_commit and what leads up to it, and that cannot be mended."""
 
 
-def prepare(sandbox: Sandbox, task: Task) -> None:
-    """Make a fresh sandbox ready for an agent: no answer lies about. Raises SandboxError where one does.
-
-    A task that brings files needs nothing: its repository is one commit, which materialise() has checked.
-    """
-    if task.image:
-        hide_history(sandbox, task)
-
-
 def hide_history(sandbox: Sandbox, task: Task) -> None:
     """Leave nothing in the agent's repository but base_commit and what leads up to it, and check that.
 

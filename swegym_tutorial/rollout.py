@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .answers import prepare
 from .config import TrainingConfig
-from .patches import capture_patch, prepare
+from .patches import capture_patch
 from .sandbox import CommandResult, Sandbox, SandboxBackend
 from .tasks import Task
 from .tools import BASH_TOOL, observation, parse_tool_calls
@@ -211,7 +212,7 @@ def generate_rollout(
     turns: list[Turn] = []
     ending = Ending.TURN_LIMIT
     with closing(sandboxes.open(task)) as sandbox:
-        prepare(sandbox, task)
+        prepare(sandbox, task, sandboxes)
         while len(turns) < config.max_turns:
             budget = min(config.turn_tokens, config.context_tokens - len(tokens) - CONTEXT_MARGIN)
             if budget <= 0:

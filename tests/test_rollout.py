@@ -180,3 +180,19 @@ def test_a_failing_sandbox_raises_and_is_no_result(task, chat, sandboxes, config
 
     with pytest.raises(SandboxError):
         generate_rollout(task, Script(chat, tool_call("ls"), FINAL), chat, Broken(), config)
+
+
+def test_case_10_an_attempt_does_not_begin_where_the_answer_lies_about(task, chat, sandboxes, config):
+    # SWE-bench#465, mini-swe-agent#787: loud, and an infrastructure fault, so that it is never a reward
+    class Leaky:
+        name = "leaky"
+
+        def open(self, task):
+            box = sandboxes.open(task)
+            box.write_file("/home/agent/eval.sh", task.test_patch.encode())
+            return box
+
+    script = Script(chat, FINAL)
+    with pytest.raises(SandboxError, match="/home/agent/eval.sh holds . of the . lines of the hidden tests"):
+        generate_rollout(task, script, chat, Leaky(), config)
+    assert not script.prompts

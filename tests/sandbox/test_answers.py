@@ -10,12 +10,14 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swegym_tutorial.answers import SECRETS, added_lines, answers_in, check_answers
+from swegym_tutorial.answers import SECRETS, AnswerShown, added_lines, answers_in, check_answers, prepare
 from swegym_tutorial.patches import hide_history, touched_files
-from swegym_tutorial.sandbox import SandboxBackend, SandboxError, backend
+from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, backend
 from swegym_tutorial.tasks import GIT_ENV, Task, TaskError, load_tasks, materialise
 
 
@@ -70,6 +72,31 @@ def test_case_10_the_environment_and_the_processes_are_searched_too(
         assert any(told.startswith("/proc/") for told in found)
 
 
+def test_case_10_what_the_repository_holds_itself_is_no_answer(answered: Task) -> None:
+    line = "return some_usual_value"
+    common = replace(answered, patch=f"--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n x\n+    {line}\n")
+    with closing(backend("local")) as made, closing(made.open(answered)) as box:
+        box.write_file("/testbed/copy.py", f"  {line}\n".encode())
+        assert answers_in(box, common) == ["copy.py holds 1 of the 1 lines of the gold patch"]
+        box.exec(f"echo '{line}' > src/own.py; git add src/own.py; git commit -q -m x", timeout=9)
+        assert answers_in(box, common) == []
+
+
+def test_case_10_an_agents_sandbox_in_which_the_answer_lies_is_refused(answered: Task) -> None:
+    with closing(backend("local")) as made:
+        with closing(made.open(answered)) as box:
+            box.write_file("/tmp/solution", answered.patch.encode())
+            with pytest.raises(AnswerShown, match="could read the answer: /tmp/solution holds"):
+                prepare(box, answered, made)
+            box.exec("rm /tmp/solution", timeout=9)
+            prepare(box, answered, made)
+        with closing(made.open(answered)) as box:
+            box.write_file("/tmp/solution", answered.patch.encode())
+            prepare(box, answered, made)  # one search a task and backend: its sandboxes are all alike
+            with pytest.raises(AnswerShown):
+                prepare(box, replace(answered, instance_id="another"), made)
+
+
 CHILD = """
 import json, os
 from contextlib import closing
@@ -98,7 +125,7 @@ def test_case_10_a_driver_started_with_secrets_shows_none_of_them() -> None:
 def test_case_10_a_sandbox_that_cannot_be_searched_is_loud(answered: Task) -> None:
     with closing(backend("local")) as made, closing(made.open(answered)) as box:
         box.exec("mkdir ~/bin; printf '#!/bin/sh\\n' > ~/bin/grep; chmod +x ~/bin/grep", timeout=30)
-        broken = _Changed(box, "PATH=~/bin:$PATH\n")
+        broken: Any = _Changed(box, "PATH=~/bin:$PATH\n")
         with pytest.raises(SandboxError, match="could not be searched for answers"):
             answers_in(broken, answered)
 
@@ -106,10 +133,13 @@ def test_case_10_a_sandbox_that_cannot_be_searched_is_loud(answered: Task) -> No
 class _Changed:
     """A sandbox in which something comes before each command."""
 
-    def __init__(self, box, before: str) -> None:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.box, name)
+
+    def __init__(self, box: Sandbox, before: str) -> None:
         self.box, self.before = box, before
 
-    def exec(self, command: str, **options):
+    def exec(self, command: str, **options: Any) -> CommandResult:
         return self.box.exec(self.before + command, **options)
 
 
@@ -135,7 +165,7 @@ def test_case_10_leftovers_of_an_images_makers_are_removed(answered: Task) -> No
         assert left == [kept] and answers_in(box, answered) == []
 
 
-def test_case_10_a_repository_made_of_files_is_checked(answered: Task, tmp_path) -> None:
+def test_case_10_a_repository_made_of_files_is_checked(answered: Task, tmp_path: Path) -> None:
     for name in (".git/config", "sub/.git/HEAD", "x/.GIT/hooks/post-checkout"):
         hostile = replace(answered, files={**answered.files, name: "x"}, base_commit="")
         with pytest.raises(TaskError, match="lies in a git folder"):
@@ -143,11 +173,12 @@ def test_case_10_a_repository_made_of_files_is_checked(answered: Task, tmp_path)
 
 
 def test_case_10_a_repository_with_a_history_is_refused(
-    answered: Task, tmp_path, monkeypatch: pytest.MonkeyPatch
+    answered: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tmp_path / "real"
     real.mkdir()
     git = shutil.which("git")
+    assert git
     (real / "git").write_text(
         f'#!/bin/sh\n[ "$1" = gc ] && {git} tag later && exit\nexec {git} "$@"\n'
     )  # a git that leaves something behind
