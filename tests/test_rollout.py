@@ -193,6 +193,8 @@ def test_case_10_an_attempt_does_not_begin_where_the_answer_lies_about(task, cha
             return box
 
     script = Script(chat, FINAL)
-    with pytest.raises(SandboxError, match=r"/home/agent/eval\.sh holds . of the . lines of the hidden tests"):
+    with pytest.raises(
+        SandboxError, match=r"/home/agent/eval\.sh holds . of the . lines of the hidden tests"
+    ):
         generate_rollout(task, script, chat, Leaky(), config)
     assert not script.prompts
