@@ -22,7 +22,16 @@ from .rollout import Rollout
 from .sandbox import SandboxBackend, SandboxError
 from .swegym_grading import GradingUnavailable, SwegymHarness
 from .tasks import Task
-from .verdicts import Outcome, Verdict, all_but_xfails_pass, judge, plain_outcome, tampered, with_status
+from .verdicts import (
+    Outcome,
+    Verdict,
+    all_but_xfails_pass,
+    judge,
+    noted,
+    plain_outcome,
+    tampered,
+    with_status,
+)
 
 
 @dataclass(frozen=True)
@@ -114,9 +123,18 @@ def _judged(
         )
     elif not gold and counts_xfail and all_but_xfails_pass(task, run):
         verdict = judge(task, run, with_status(bench.base(task).tests, "XFAIL"), least)
-    if verdict.outcome is Outcome.RESOLVED and (signs := bench.unusual(task, run.signs)):
+    return _examined(task, run, verdict, bench) if verdict.outcome is Outcome.RESOLVED else verdict
+
+
+def _examined(task: Task, run: HiddenRun, verdict: Verdict, bench: Bench) -> Verdict:
+    """Look at a run that is to earn a reward for what would be strange without the agent too."""
+    if run.channel is Channel.ABSENT:
+        return noted(verdict, "there is no report beside what was printed, as on the untouched repository")
+    if signs := bench.unusual(task, run.signs):
         return tampered(verdict, f"results were forged: {', '.join(sorted(signs)[:3])}")
-    return verdict
+    if run.canary and bench.tells_canaries(task):
+        return tampered(verdict, run.canary)
+    return noted(verdict, f"{run.canary}, nor are they without the agent") if run.canary else verdict
 
 
 _Value = TypeVar("_Value")
@@ -201,6 +219,11 @@ class Bench:
         if signs and task.patch.strip():
             signs -= self._gold(task).signs
         return signs
+
+    def tells_canaries(self, task: Task) -> bool:
+        """Whether the tests of known results are told on the untouched repository or with the gold patch."""
+        runs = (self.base, self._gold) if task.patch.strip() else (self.base,)
+        return any(not run(task).canary for run in runs)
 
     def _gold(self, task: Task) -> HiddenRun:
         key = (task.instance_id, task.base_commit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -24,7 +24,7 @@ CONFIGURATION = frozenset(
         ".gitattributes",  # would change the tests while they are put in place
     }
 )
-# Modules that would stand in for those of Python and of pytest where they lie in a folder of sys.path.
+# Modules that would stand in for those of Python and of pytest where they lie in the root.
 SHADOWS = frozenset(
     {
         *sys.stdlib_module_names,
@@ -54,18 +54,6 @@ class Guard:
         return frozenset(touched_files(self.task.patch))
 
     @cached_property
-    def _test_files(self) -> frozenset[str]:
-        wanted = (*self.task.fail_to_pass, *self.task.pass_to_pass)
-        return frozenset({*self.tests, *(test.partition("::")[0] for test in wanted)})
-
-    @cached_property
-    def _import_folders(self) -> frozenset[str]:
-        """The folders that pytest may put on sys.path: the root, and those that hold tests, at any depth."""
-        return frozenset(
-            {".", *(str(folder) for file in self._test_files for folder in PurePosixPath(file).parents)}
-        )
-
-    @cached_property
     def _test_folders(self) -> frozenset[str]:
         """The folders of hidden tests that hold tests only: what the gold patch leaves alone in them is as in base.
 
@@ -82,45 +70,36 @@ class Guard:
             folder for folder in named if not any(path.startswith(f"{folder}/") for path in self._gold)
         )
 
-    def guarded(self, changed: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return which of the changed paths go back to base, and which go away where base doesn't have them."""
+    def guarded(self, changed: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Return which of the changed paths go back to base, and which go away if base does not have something.
+
+        For the latter path -> what base must have for it to stay: itself, or the module or package of whose name
+        it makes one.
+        """
         free = [path for path in changed if path not in self._gold and path not in self.tests]
         back = [path for path in free if self._configures(path)]
-        return back, [path for path in free if path not in back and self._stands_in(path)]
+        stand_in = {path: self._stands_in(path) for path in free if path not in back}
+        return back, {path: entry for path, entry in stand_in.items() if entry}
 
     def _configures(self, path: str) -> bool:
-        parts = path.split("/")
-        return not CONFIGURATION.isdisjoint(parts) or any(
-            folder in self._test_folders for folder in _parents(path)
-        )
+        folders = map(str, PurePosixPath(path).parents)
+        return not CONFIGURATION.isdisjoint(path.split("/")) or not self._test_folders.isdisjoint(folders)
 
-    def _stands_in(self, path: str) -> bool:
-        parts = path.split("/")
-        if path.endswith(_STARTUP) or any(part.endswith(_METADATA) for part in parts):
-            return True
-        names = (
-            part.partition(".")[0]
-            for folder, part in zip(_parents(path), parts, strict=True)
-            if folder in self._import_folders
-        )
-        return not SHADOWS.isdisjoint(names)
+    def _stands_in(self, path: str) -> str | None:
+        first, *rest = path.split("/")
+        if path.endswith(_STARTUP) or any(part.endswith(_METADATA) for part in (first, *rest)):
+            return path
+        # In the root, which comes first on sys.path. Other folders come into play when pytest and Python are loaded.
+        return first if first.partition(".")[0] in SHADOWS else None
 
 
-def _parents(path: str) -> Iterator[str]:
-    """Yield the folders that hold each part of a path: `.`, `a` and `a/b` for a/b/c."""
-    folder = PurePosixPath()
-    for part in path.split("/"):
-        yield str(folder)
-        folder /= part
-
-
-# Reads NUL-separated paths. Of those in $list.new, the ones that base has are left alone. A link or file where a
+# Reads NUL-separated paths. Of those in $list.new, the ones that base has, files or folders, are left alone. A link or file where a
 # path needs a folder goes too: git keeps no path behind one.
 _PUT_BACK = """
 set -e -o pipefail
 export LC_ALL=C
 if [[ -s $list.new ]]; then
-    xargs -0 git --literal-pathspecs ls-tree -r -z --name-only "$base" -- < "$list.new" | sort -z > "$list.kept"
+    xargs -0 git --literal-pathspecs ls-tree -z --name-only "$base" -- < "$list.new" | sort -z > "$list.kept"
     sort -z -u "$list.new" | comm -z -23 - "$list.kept" > "$list.gone"
     cat "$list.gone" >> "$list"
 fi
@@ -148,15 +127,16 @@ def put_back(sandbox: Sandbox, guard: Guard, changed: Sequence[str], clear: Sequ
     task = guard.task
     back, new = guard.guarded(changed)
     _write(sandbox, _LIST, (*guard.tests, *clear, *back))
-    _write(sandbox, f"{_LIST}.new", new)
+    _write(sandbox, f"{_LIST}.new", list(dict.fromkeys(new.values())))
     names = f"list={in_shell(_LIST)} base={shlex.quote(task.base_commit.strip() or 'HEAD')}"
     result = sandbox.exec(f"{names}\n{OWN_GIT}{_PUT_BACK}", timeout=GIT_TIMEOUT)
     if result.timed_out:
         raise SandboxError(f"{task.instance_id}: the tests were not put back within {GIT_TIMEOUT:.0f} s")
     if result.exit_code:
         return "", f"the tests could not be put back: {result.output.strip()[-300:]}"
-    gone = _read(sandbox, f"{_LIST}.gone") if new else ()
-    told = [path for path in changed if path in {*guard.tests, *back, *gone}]
+    gone = frozenset(_read(sandbox, f"{_LIST}.gone") if new else ())
+    undone = {*guard.tests, *back, *(path for path, entry in new.items() if entry in gone)}
+    told = [path for path in changed if path in undone]
     words = f"undone before the tests ran: {', '.join(told)}" if told else ""
     return words.encode("utf-8", "replace").decode(), ""
 

@@ -26,6 +26,7 @@ from .tasks import Task
 LOG_BYTES = 1 << 20  # of the tests' output, head and tail
 # A result must not hang on the hour, the machine or chance.
 FIXED: Mapping[str, str] = {"TZ": "UTC", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+NO_CANARY = "no tests of known results could be added"
 
 
 def worst(statuses: Collection[str]) -> str:
@@ -171,7 +172,7 @@ def _as_run(
     """Put together what the output and the report tell. The canaries are taken out of both."""
     reading = harness.read(task, result.output, mark)
     ours = frozenset(kit.canary.expected) if kit.canary else frozenset()
-    false, wrong = kit.canary.check(report.tests, reading.tests) if kit.canary else (False, "")
+    false, wrong = kit.canary.check(report.tests, reading.tests) if kit.canary else (False, NO_CANARY)
     reported: dict[str, str] = {}
     for test, status in report.tests.items():
         if test not in ours:

@@ -109,12 +109,16 @@ class _Hooks:
 
 def _observers(raised: dict[tuple[str, str], bool], signs: dict[str, None]) -> _Hooks:
     """Return hooks that see, nearest to a test of all, whose code it is and whether it raised."""
-    hooks = _Hooks()
+    hooks, installed = _Hooks(), os.path.dirname(os.__file__)  # of decorators such as unittest's
 
     def origin(item: Any) -> None:
         code = getattr(getattr(item, "obj", None), "__code__", None)
         file = item.nodeid.partition("::")[0]
-        if code is not None and not code.co_filename.replace(os.sep, "/").endswith(file):
+        if (
+            code is not None
+            and not code.co_filename.endswith(file)
+            and not code.co_filename.startswith(installed)
+        ):
             signs["a test in " + file + " is code of " + os.path.basename(code.co_filename)] = None
 
     def observer(when: str) -> Any:

@@ -7,7 +7,7 @@ passed, and the tests of known results to have come out as they must. Knows noth
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from .hidden_tests import HiddenRun
@@ -93,8 +93,6 @@ def judge(task: Task, run: HiddenRun, expected: Collection[str] = (), least: flo
     if missing or not wanted(task):
         detail = f"not passed: {named}{' ...' if len(missing) > 5 else ''}" if missing else ""
         return _verdict(Outcome.UNRESOLVED, task, run, detail)
-    if run.channel is Channel.WHOLE and run.canary:
-        return _verdict(Outcome.TAMPERED, task, run, run.canary)
     if len(run.tests) < least:
         detail = f"{len(run.tests)} tests told a result, far fewer than with the gold patch"
         return _verdict(Outcome.TAMPERED, task, run, detail)
@@ -122,8 +120,12 @@ def forgery(task: Task, run: HiddenRun) -> str:
 
 def tampered(verdict: Verdict, why: str) -> Verdict:
     """Return a verdict as one on a patch that forged its results."""
-    detail = "; ".join(filter(None, [why, verdict.detail]))
-    return Verdict(Outcome.TAMPERED, verdict.tests, detail, verdict.log, plain=verdict.plain)
+    return replace(noted(verdict, why), outcome=Outcome.TAMPERED)
+
+
+def noted(verdict: Verdict, why: str) -> Verdict:
+    """Return a verdict with one more thing told."""
+    return replace(verdict, detail="; ".join(filter(None, [why, verdict.detail])))
 
 
 def wanted(task: Task) -> tuple[str, ...]:

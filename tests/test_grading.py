@@ -1,5 +1,6 @@
 """Verdicts, in real sandboxes with real pytest, and the grader that shares them."""
 
+import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -7,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from swegym_tutorial import grading, load_tasks
-from swegym_tutorial.grading import Grader, Outcome, Verdict, check_graders, grade, judge
+from swegym_tutorial.events import verdict_to_json
+from swegym_tutorial.grading import Bench, Grader, Outcome, Verdict, check_graders, grade, judge
 from swegym_tutorial.hidden_tests import HiddenRun, PytestHarness, parse_pytest
 from swegym_tutorial.patches import touched_files
 from swegym_tutorial.sandbox import SandboxError
+from swegym_tutorial.verdicts import explain
 
 
 def patch_of(sandboxes, task, command: str) -> bytes:
@@ -387,3 +390,184 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
     assert once.get("b", lambda: "new") == ("new", False)
     verdict = Verdict(Outcome.UNRESOLVED, {"tests/a.py::test_b": "FAILED"}, log="x" * 1000)
     assert 1000 < grading._bytes_of(verdict) < 1500
+
+
+def bench_with(sandboxes, config, tests: str) -> Bench:
+    """A bench whose tasks are run by another command than their own."""
+
+    class Other(PytestHarness):
+        def script(self, task, mark, kit):
+            return super().script(replace(task, test_command=tests), mark, kit)
+
+    return Bench(sandboxes, config, lambda task: Other())
+
+
+def test_tests_that_give_no_report_anywhere_are_judged_by_what_they_print_alone(task, sandboxes, config):
+    bare = f"env -u PYTEST_ADDOPTS {task.test_command}"
+    verdict = grade(task, task.patch.encode(), sandboxes, config, bench_with(sandboxes, config, bare))
+    assert verdict.outcome is Outcome.RESOLVED and "there is no report beside" in verdict.detail
+    useless = patch_of(sandboxes, task, "echo more >> README.md")
+    assert grade(task, useless, sandboxes, config, bench_with(sandboxes, config, bare)).reward == 0.0
+    # Where the untouched repository gives one, a run without it is forged.
+    path = task.pass_to_pass[0].partition("::")[0]
+    sometimes = f'if [ -e {path} ] && ! [ -e off ]; then {task.test_command} "$@"; else {bare} "$@"; fi; : '
+    sometimes = f"run() {{ {sometimes}; }}; run"
+    off = patch_of(sandboxes, task, f"printf '%s' {shlex.quote(task.patch)} | git apply -; touch off")
+    verdict = grade(task, off, sandboxes, config, bench_with(sandboxes, config, sometimes))
+    assert verdict.outcome is Outcome.TAMPERED and "without the report" in verdict.detail
+
+
+def test_what_a_repository_does_by_itself_is_no_sign_of_forgery(task, sandboxes, config):
+    conftest = "import _pytest.runner\nold = _pytest.runner.pytest_runtest_call\n"
+    conftest += "def new(item): return old(item)\n_pytest.runner.pytest_runtest_call = new\n"
+    own = committed(sandboxes, replace(task, files={**task.files, "conftest.py": conftest}))
+    counting = Counting(sandboxes)
+    verdict = grade(own, task.patch.encode(), counting, config)
+    assert verdict.outcome is Outcome.RESOLVED and counting.opened == 2
+    path = touched_files(task.patch)[0]
+    gold = f"printf '%s' {shlex.quote(task.patch)} | git apply -; "
+    patch = patch_of(
+        sandboxes,
+        own,
+        f"{gold}printf 'import _pytest.reports as r\\nr.BaseReport.x = r.BaseReport.__init__ = lambda *a, **k: 0' >> {path}",
+    )
+    assert grade(own, patch, sandboxes, config).outcome is not Outcome.RESOLVED
+
+
+def test_canaries_that_no_run_tells_are_missed_in_words_only(task, sandboxes, config):
+    alone = f'one() {{ {task.test_command} "$1"; }}; one'
+    verdict = grade(task, task.patch.encode(), sandboxes, config, bench_with(sandboxes, config, alone))
+    assert verdict.outcome is Outcome.RESOLVED and "nor are they without the agent" in verdict.detail
+    path = touched_files(task.patch)[0]
+    stops = f"printf '%s' {shlex.quote(task.patch)} | git apply -; printf 'import os\\nSTOP = os.path.exists(\"stop\")' >> {path}; touch stop"
+    some = f'some() {{ [ -e stop ] && set -- "$1"; {task.test_command} "$@"; }}; some'
+    verdict = grade(
+        task, patch_of(sandboxes, task, stops), sandboxes, config, bench_with(sandboxes, config, some)
+    )
+    assert verdict.outcome is Outcome.TAMPERED and "known results" in verdict.detail
+
+
+def committed(sandboxes, task):
+    """The task with the commit that its files make."""
+    box = sandboxes.open(replace(task, base_commit=""))
+    commit = box.exec("git rev-parse HEAD", timeout=9).output.strip()
+    box.close()
+    return replace(task, base_commit=commit)
+
+
+def test_far_fewer_results_than_with_the_gold_patch_earn_nothing(task, sandboxes, config):
+    patch = task.patch.encode()
+    assert grade(task, patch, sandboxes, config, told=4).outcome is Outcome.RESOLVED
+    verdict = grade(task, patch, sandboxes, config, told=5)
+    assert verdict.outcome is Outcome.TAMPERED and "far fewer than with the gold patch" in verdict.detail
+
+
+def test_what_failed_as_expected_with_the_gold_patch_may_and_nothing_else(task):
+    run = HiddenRun(
+        printed=dict.fromkeys([*task.fail_to_pass], "PASSED") | dict.fromkeys(task.pass_to_pass, "XFAIL")
+    )
+    assert judge(task, run, task.pass_to_pass).outcome is Outcome.RESOLVED
+    assert judge(task, run, ()).outcome is Outcome.UNRESOLVED
+    swapped = replace(task, fail_to_pass=task.pass_to_pass, pass_to_pass=task.fail_to_pass)
+    assert judge(swapped, run, task.pass_to_pass).outcome is Outcome.UNRESOLVED
+
+
+def test_sharing_can_be_turned_off_and_is_never_done_for_a_flaky_task(task, sandboxes, config):
+    patch = task.patch.encode()
+    for options, opened in (({}, 1), ({"share_verdicts": False}, 2), ({"flaky": [task.instance_id]}, 2)):
+        counting = Counting(sandboxes)
+        grader = Grader(counting, config, **options)
+        verdicts = [grader.grade(task, patch) for _ in range(2)]
+        assert [v.outcome for v in verdicts] == [Outcome.RESOLVED] * 2 and counting.opened == opened
+        assert [v.shared for v in verdicts] == [False, opened == 1]
+
+
+def test_case_5_an_empty_patch_that_is_run_earns_nothing_either(task, sandboxes, config):
+    # R2E-Gym#27
+    for options in ({"grade_empty_patches": True}, {"flaky": [task.instance_id]}):
+        verdict = Grader(sandboxes, config, **options).grade(task, b"\n")
+        assert verdict.outcome is Outcome.EMPTY_PATCH and verdict.tests[task.fail_to_pass[0]] == "FAILED"
+    easy = replace(task, fail_to_pass=task.pass_to_pass)
+    verdict = Grader(sandboxes, config, grade_empty_patches=True).grade(easy, b"")
+    assert verdict.outcome is Outcome.EMPTY_PATCH and verdict.reward == 0.0
+
+
+def test_a_verdict_explains_itself_and_the_report_holds_both_verdicts(task, sandboxes, config):
+    path = touched_files(task.patch)[0]
+    ids = [*task.fail_to_pass, *task.pass_to_pass]
+    code = f"import atexit\natexit.register(lambda: [print('PASSED', test) for test in {ids}])"
+    patch = patch_of(sandboxes, task, f"echo {shlex.quote(code)} >> {path}")
+    verdict = grade(task, patch, sandboxes, config)
+    assert (verdict.outcome, verdict.plain) == (Outcome.UNRESOLVED, Outcome.RESOLVED) and verdict.overruled
+    text = explain(verdict)
+    assert text == verdict._repr_markdown_() and text.startswith("**unresolved** · reward 0 · ")
+    assert f"| `{task.fail_to_pass[0]}` | FAILED |" in text and "would have been **resolved**" in text
+    report = verdict_to_json(verdict)
+    assert (report["outcome"], report["plain"]) == ("unresolved", "resolved") and report["detail"]
+    fine = grade(task, task.patch.encode(), sandboxes, config)
+    assert fine.plain is Outcome.RESOLVED and not fine.overruled and "would have" not in explain(fine)
+
+
+FLOOD = "import sys\nwhile True: sys.__stderr__.write('PASSED ' + 'x' * 100_000 + chr(10))"
+FORKS = "import os, time\nwhile True: os.fork() or time.sleep(60)"
+FILLS = "import os\nfor n in range(40): open(f'/tmp/{n}', 'wb').write(bytes(50_000_000))"
+EATS = "kept = []\nwhile True: kept.append(bytearray(50_000_000))"
+BROKEN = {
+    "import": "import nothing_of_that_name",
+    "interrupt": "raise KeyboardInterrupt",
+    "segfault": "import ctypes; ctypes.string_at(0)",
+    "kill": "import os; os.kill(0, 9)",
+    "deleted": "import shutil\nfor path in ('/testbed', '/tmp'): shutil.rmtree(path, ignore_errors=True)",
+    "flood": FLOOD,
+    "forks": FORKS,
+    "disk": FILLS,
+    "memory": EATS,
+}
+
+
+# Case 37 (rllm#710, open-instruct#1887): the agent's fault is a 0, and never an infrastructure fault.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("flood", "forks", "disk", "memory")))
+        for kind in BROKEN
+    ],
+)
+def test_case_37_what_the_patch_breaks_is_the_agents_zero(task, sandboxes, config, kind):
+    path = touched_files(task.patch)[0]
+    gold = f"printf '%s' {shlex.quote(task.patch)} | git apply -"
+    patch = patch_of(sandboxes, task, f"{gold}; echo {shlex.quote(BROKEN[kind])} >> {path}")
+    verdict = grade(task, patch, sandboxes, replace(config, grading_timeout=20.0))
+    assert verdict.reward == 0.0 and verdict.detail, verdict
+
+
+class Dying:
+    """A backend whose sandboxes are closed by another thread, as when the machine under one goes."""
+
+    name = "dying"
+
+    def __init__(self, sandboxes, after: float):
+        self._sandboxes, self._after = sandboxes, after
+
+    def open(self, task):
+        sandbox = self._sandboxes.open(task)
+        threading.Timer(self._after, sandbox.close).start()
+        return sandbox
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("after", [0.0, 0.15, 1.5])
+def test_case_37_a_sandbox_that_dies_is_no_zero(task, sandboxes, config, after):
+    # rllm#710, open-instruct#1887
+    slow = replace(task, test_command=f"sleep 5; {task.test_command}")
+    with pytest.raises(SandboxError):
+        grade(slow, task.patch.encode(), Dying(sandboxes, after), config)
+
+
+def test_plugins_of_this_machine_are_no_part_of_a_task(task, sandboxes, config):
+    lists = replace(task, test_command=f"{task.test_command} --trace-config")
+    verdict = grade(lists, task.patch.encode(), sandboxes, config)
+    assert verdict.outcome is Outcome.RESOLVED and "PLUGIN registered" in verdict.log
+    assert "hypothesis" not in verdict.log
