@@ -114,7 +114,7 @@ def check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
 def server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
     if config.preset == "laptop":
         return None
-    url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    url, key = (os.environ.get(name, "").strip() for name in ("TINKER_BASE_URL", "TINKER_API_KEY"))
     if not url or not key:
         missing = " and ".join(n for n, v in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not v)
         raise RunError(
