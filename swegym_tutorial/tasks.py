@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -105,8 +106,9 @@ def _tasks_of_swegym_file(data: bytes) -> list[Task]:
 
 
 def _distinct(tasks: list[Task], name: str) -> list[Task]:
-    if len({task.instance_id.lower() for task in tasks}) < len(tasks):
-        raise TaskError(f"{name} holds an instance_id twice")
+    ids = Counter(task.instance_id.lower() for task in tasks)
+    if twice := [task.instance_id for task in tasks if ids[task.instance_id.lower()] > 1]:
+        raise TaskError(f"{name} holds an instance_id twice: {twice[0]}")
     return tasks
 
 
@@ -178,7 +180,7 @@ def materialise(task: Task, folder: Path) -> str:
     if done.returncode:
         raise TaskError(f"{task.instance_id}: git could not make the repository: {done.stderr.strip()}")
     commit = done.stdout.strip()
-    if task.base_commit and commit != task.base_commit:
+    if not commit.startswith(task.base_commit.lower()):
         raise TaskError(
             f"{task.instance_id}: the files give commit {commit}, not base_commit {task.base_commit}"
         )
