@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .config import TrainingConfig
-from .patches import GIT_TIMEOUT, OWN_GIT, Applied, apply_patch, in_shell, touched_files
-from .sandbox import Sandbox, SandboxBackend, SandboxError
+from .patches import GIT_TIMEOUT, OWN_GIT, Applied, GitTimeout, apply_patch, in_shell, touched_files
+from .sandbox import Sandbox, SandboxBackend
 from .tasks import Task
 
 LOG_BYTES = 1 << 20  # of the tests' output, head and tail
@@ -25,6 +25,7 @@ GUARDED = (
     *("tox.ini", "setup.cfg", "pyproject.toml"),
     ".gitattributes",  # would change the tests while they are put in place
 )
+NAMED = 20  # paths at most in words: a patch can have tens of thousands
 STATUSES = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")  # from the best to the worst
 
 
@@ -89,15 +90,12 @@ def run_hidden_tests(
 ) -> HiddenRun:
     """Run the hidden tests on base_commit with a patch (b"" for none) in a fresh sandbox. Raises SandboxError."""
     with closing(sandboxes.open(task)) as sandbox:
-        applied = apply_patch(sandbox, patch) if patch else Applied()
-        if applied.refusal is not None:
-            return HiddenRun(refusal=applied.refusal)
-        undone, hindered = _put_tests_in_place(sandbox, task, applied.paths)
-        if not hindered and not harness.applies_tests:
-            refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
-            hindered = f"the test patch does not apply: {refusal}" if refusal is not None else ""
-        if hindered:
-            return HiddenRun(hindered=hindered, undone=undone)
+        try:
+            ready = _make_ready(sandbox, task, patch, harness)
+        except GitTimeout as error:  # a patch of ten thousand folders can do that
+            ready = HiddenRun(hindered=str(error))
+        if ready.refusal is not None or ready.hindered:
+            return ready
         mark = secrets.token_hex(12)
         file = f"/tmp/tests-{mark}.sh"
         sandbox.write_file(file, harness.script(task, mark).encode())
@@ -112,12 +110,24 @@ def run_hidden_tests(
         tests=reading.tests,
         hindered=reading.hindered,
         notes=reading.notes,
-        undone=undone,
+        undone=ready.undone,
         log=_cut(result.output),
         exit_code=result.exit_code,
         timed_out=result.timed_out,
         seconds=result.seconds,
     )
+
+
+def _make_ready(sandbox: Sandbox, task: Task, patch: bytes, harness: Harness) -> HiddenRun:
+    """Apply the patch, and put the tests in place; what the run is so far."""
+    applied = apply_patch(sandbox, patch) if patch else Applied()
+    if applied.refusal is not None:
+        return HiddenRun(refusal=applied.refusal)
+    undone, hindered = _put_tests_in_place(sandbox, task, applied.paths)
+    if not hindered and not harness.applies_tests:
+        refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
+        hindered = f"the test patch does not apply: {refusal}" if refusal is not None else ""
+    return HiddenRun(hindered=hindered, undone=undone)
 
 
 def _cut(log: str) -> str:
@@ -156,11 +166,13 @@ def _put_tests_in_place(sandbox: Sandbox, task: Task, changed: Sequence[str]) ->
     names = f"list={in_shell('/tmp/put-back')} base={shlex.quote(task.base_commit.strip() or 'HEAD')}"
     result = sandbox.exec(f"{names}\n{OWN_GIT}{_PUT_BACK}", timeout=GIT_TIMEOUT)
     if result.timed_out:
-        raise SandboxError(f"{task.instance_id}: the tests were not put back within {GIT_TIMEOUT:.0f} s")
-    undone = ", ".join(path for path in changed if path in guarded or path in tests)
-    told = f"undone before the tests ran: {undone}".encode("utf-8", "replace").decode() if undone else ""
+        raise GitTimeout(f"{task.instance_id}: the tests were not put back within {GIT_TIMEOUT:.0f} s")
+    put_back = {*guarded, *tests}
+    undone = [path for path in changed if path in put_back]
+    more = f" and {len(undone) - NAMED:,} more" if len(undone) > NAMED else ""
+    told = f"undone before the tests ran: {', '.join(undone[:NAMED])}{more}" if undone else ""
     return (
-        told,
+        told.encode("utf-8", "replace").decode(),
         f"the tests could not be put back: {result.output.strip()[-300:]}" if result.exit_code else "",
     )
 
