@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from .config import TrainingConfig
 from .events import RunFolder
 from .policy import PolicyService, Stopped, bypass_proxy_for, in_thread
 from .preflight import COLD_START, check_address
+from .tasks import absolute_source
 
 if TYPE_CHECKING:
     from .server.process import LocalServer
@@ -81,6 +83,16 @@ def model_folder(config: TrainingConfig) -> Path:
     if not (folder / "config.json").is_file():
         raise RunError(f"base_model {config.base_model!r} is no model folder: it has no config.json")
     return folder
+
+
+def anywhere(config: TrainingConfig) -> TrainingConfig:
+    """Return the settings with absolute paths, so that a run can be gone on with in another working folder."""
+    model, tokenizer = config.base_model, config.tokenizer
+    if config.preset == "laptop" and Path(model).is_dir():
+        model = str(Path(model).absolute())
+    if tokenizer is not None and Path(tokenizer).is_dir():
+        tokenizer = str(Path(tokenizer).absolute())
+    return replace(config, tasks=absolute_source(config.tasks), base_model=model, tokenizer=tokenizer)
 
 
 def saved_config(folder: Path) -> TrainingConfig:

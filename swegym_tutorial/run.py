@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING
 from . import sandbox
 from .attempts import AttemptRunner
 from .config import TrainingConfig
-from .connect import RunError, check_same, connect, model_folder, saved_config, server_from_environment
+from .connect import (
+    RunError,
+    anywhere,
+    check_same,
+    connect,
+    model_folder,
+    saved_config,
+    server_from_environment,
+)
 from .evaluate import Evaluation, evaluate
 from .events import EventReader, RunFolder, dumps, write_atomically
 from .grading import Grader, check_graders
@@ -63,7 +71,7 @@ class TrainingRun:
         default the laptop preset starts its own, and others read TINKER_BASE_URL and TINKER_API_KEY.
         Raises RunError, TaskError and GradingUnavailable.
         """
-        self.config = config
+        self.config = config = anywhere(config)
         self.folder = RunFolder(output)
         self.error: BaseException | None = None
         self.evaluations: list[Evaluation] = []
@@ -72,7 +80,7 @@ class TrainingRun:
                 f"{self.folder.path} is in use: name a new output folder, or resume to go on with what is there"
             )
         if self.folder.used():
-            check_same(saved_config(self.folder.path), config)
+            check_same(anywhere(saved_config(self.folder.path)), config)
         if config.sandbox not in sandbox.KINDS:
             raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
         self.id = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', self.folder.path.name)[:40]}-{secrets.token_hex(3)}"

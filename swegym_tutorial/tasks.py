@@ -72,11 +72,7 @@ def load_tasks(
 def _source(source: str | os.PathLike[str]) -> tuple[bool, str, str, list[Task]]:
     """Return whether a source is SWE-Gym's, its name in messages, the choice, and all of its tasks."""
     text = os.fspath(source)
-    head, colon, choice = text.partition(":")
-    if head not in ("bundled", "swegym"):
-        head, colon, choice = text, "", ""
-        if not Path(text).is_file() and Path(text.rpartition(":")[0]).is_file():  # a path may hold colons
-            head, colon, choice = text.rpartition(":")
+    head, colon, choice = _split(text)
     if colon and not choice.strip(" ,"):
         raise TaskError(f"{text!r} names nothing behind the colon: name ids, repositories or all")
     if head == "swegym":
@@ -85,6 +81,22 @@ def _source(source: str | os.PathLike[str]) -> tuple[bool, str, str, list[Task]]
     if not path.is_file():
         raise TaskError(f"no tasks at {text}: the source is bundled, swegym, or the path of a JSONL file")
     return False, path.name, choice, _distinct(read_tasks(path.read_bytes(), path.name), path.name)
+
+
+def _split(source: str) -> tuple[str, str, str]:
+    """Return what names the source, the colon or "", and the choice."""
+    head, colon, choice = source.partition(":")
+    if head in ("bundled", "swegym"):
+        return head, colon, choice
+    if not Path(source).is_file() and Path(source.rpartition(":")[0]).is_file():  # a path may hold colons
+        return source.rpartition(":")
+    return source, "", ""
+
+
+def absolute_source(source: str) -> str:
+    """Return a source that means the same in every working folder."""
+    head, colon, choice = _split(source)
+    return source if head in ("bundled", "swegym") else f"{Path(head).absolute()}{colon}{choice}"
 
 
 def _swegym_tasks() -> list[Task]:
