@@ -36,7 +36,7 @@ STARTS = 6  # tries to start a container where the engine is busy
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before the second try, doubled each time; give or take half
 SETUP_TIMEOUT = 300.0  # seconds for a task's set-up, and for git to put its repository in order
 ASKED_AT_ONCE = 8  # images that are asked for at the same time
-CLOSED_AT_ONCE = 16
+CLOSED_AT_ONCE = 64
 
 # The local sandbox's, but the user is the image's root. LC_ALL is cleared, so that LANG counts as it does there;
 # set to C.UTF-8, bash would complain in every output of an image that lacks this locale.
@@ -306,12 +306,12 @@ def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def _environment(sandbox: RemoteSandbox, task: Task) -> Mapping[str, str]:
     """Run a task's set-up, and return the environment that it leaves. Raises SandboxError where it fails."""
     mark = secrets.token_hex(8)
-    code = f"{task.setup}\nstatus=$?; printf '\\n{mark}\\0'; env -0; exit $status"
+    code = f"{task.setup}\nstatus=$?; printf '\\n{mark}\\0'; env -0 || exit; exit $status"
     result = sandbox.exec(code, timeout=SETUP_TIMEOUT, output_bytes=4 << 20)
-    before, _, after = result.output.rpartition(f"\n{mark}\0")
-    if result.exit_code or not after:
+    before, found, after = result.output.rpartition(f"\n{mark}\0")
+    if result.exit_code or not found:
         late = f", killed after {SETUP_TIMEOUT:.0f} s" if result.timed_out else ""
-        said = (before or result.output).strip()[-300:]
+        said = (before.strip() or result.output.strip())[-300:].replace("\0", " ")
         raise SandboxError(
             f"the set-up of {task.instance_id} failed with {result.exit_code}{late}: {said or 'it said nothing'}"
         )
