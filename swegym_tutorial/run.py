@@ -221,7 +221,7 @@ class TrainingRun:
         self.folder.log("note", text=text)
 
     def _leave_out_missing(self, sandboxes: SandboxBackend) -> None:
-        """Leave out the tasks that cannot be opened, visibly; raises RunError where none is left."""
+        """Leave out the tasks that cannot be opened, visibly; raises RunError where none of a kind is left."""
         self._phase("looking for the tasks' images")
         tasks = [*self._tasks, *self._held_out]
         missing = in_thread(
@@ -230,12 +230,12 @@ class TrainingRun:
         if not missing:
             return
         self.folder.log("tasks_left_out", tasks=missing)
-        all_tasks = len(self._tasks)
+        for kind, tasks in (("", self._tasks), ("held-out ", self._held_out)):
+            if tasks and all(task.instance_id in missing for task in tasks):
+                why = missing[tasks[0].instance_id]
+                raise RunError(f"none of the {len(tasks)} {kind}tasks can be opened: {why}")
         self._tasks = [task for task in self._tasks if task.instance_id not in missing]
         self._held_out = [task for task in self._held_out if task.instance_id not in missing]
-        if not self._tasks:
-            why = next(iter(missing.values()))
-            raise RunError(f"none of the {all_tasks} tasks can be opened: {why}")
 
     def _measured_before(self) -> bool:
         """Whether an earlier part of this run has measured the base policy."""

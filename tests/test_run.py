@@ -212,6 +212,25 @@ def test_a_run_is_resumed_with_what_it_began_with_or_refused(tmp_path):
         TrainingRun(first, tmp_path, resume=True)
 
 
+@pytest.mark.parametrize(
+    "lost, told", [("train", "none of the 2 tasks"), ("held-out", "none of the 2 held-out")]
+)
+def test_a_run_without_a_task_that_can_be_opened_says_so(tmp_path, lost, told):
+    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()]
+    chosen = [r for split in ("train", "held-out") for r in [r for r in rows if r["split"] == split][:2]]
+    for row in chosen:
+        if row["split"] == lost:
+            del row["files"]
+            row["image"] = "no/image:1"
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    config = TrainingConfig.laptop(**SMALL, tasks=str(tmp_path / "own.jsonl"))
+    run = TrainingRun(config, tmp_path / "run", evaluate=True).start()
+    with pytest.raises(RunError, match=f"{told}.*can be opened: .*no/image:1"):
+        run.wait()
+    (left_out,) = events(tmp_path / "run", "tasks_left_out")
+    assert set(left_out["tasks"]) == {r["instance"]["instance_id"] for r in chosen if r["split"] == lost}
+
+
 def test_a_run_is_resumed_from_any_folder(tmp_path, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
