@@ -212,6 +212,7 @@ def test_a_run_is_resumed_with_what_it_began_with_or_refused(tmp_path):
         TrainingRun(first, tmp_path, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lost, told", [("train", "none of the 2 tasks"), ("held-out", "none of the 2 held-out")]
 )
