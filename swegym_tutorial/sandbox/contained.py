@@ -167,7 +167,7 @@ class RemoteSandbox:
 
     def _stage(self, data: bytes) -> str:
         """Put data that is too large for an argument into a file of the sandbox, and return its path."""
-        path = f"/tmp/.swegym-{secrets.token_hex(8)}"
+        path = f"/.swegym-{secrets.token_hex(8)}"  # the one folder that no command can remove or replace
         self._check_open()
         try:
             self.container.put(path, data)

@@ -27,7 +27,7 @@ from .reaper import Reaper, driver_id, is_gone
 from .remote import RemoteBackend
 
 IMAGE_VARIABLE = "SWEGYM_TUTORIAL_IMAGE"  # names another image for tasks that bring files
-CONNECT_TIMEOUT = 5  # seconds
+CONNECT_TIMEOUT = 15  # seconds: podman on a machine with ten times its load was seen to take more than 5
 API_TIMEOUT = 120  # seconds for one answer of the engine
 CLOSING_TIMEOUT = 30  # the same, once the backend is closed
 RUN, DRIVER, BACKEND, INSTANCE = "swegym.run", "swegym.driver", "swegym.backend", "swegym.instance"

@@ -261,6 +261,15 @@ def test_a_sandbox_without_a_shell_is_the_commands_doing(sandbox: Sandbox) -> No
     assert sandbox.exec("", timeout=60).exit_code == 127
 
 
+@pytest.mark.parametrize("ruin", ["ln -s /nowhere /tmp", "echo > /tmp"])
+def test_a_ruined_tmp_hinders_no_large_command_and_no_large_file(sandbox: Sandbox, ruin: str) -> None:
+    assert sandbox.exec(f"rm -rf /tmp && {ruin}", timeout=60).exit_code == 0
+    assert output(sandbox, f"# {'x' * 100_000}\necho usable") == "usable\n"
+    sandbox.write_file("/testbed/large", b"x" * 100_000)
+    assert sandbox.read_file("/testbed/large") == b"x" * 100_000
+    assert "swegym" not in output(sandbox, "ls -a /")
+
+
 # $S is the supervisor: the command is run by a child of it.
 _FORGE = "S=$(ps -o ppid= -p $PPID | tr -d ' '); setsid SLEEP & "
 
