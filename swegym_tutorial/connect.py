@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from .config import TrainingConfig
 from .events import RunFolder
 from .policy import PolicyService, Stopped, bypass_proxy_for, in_thread
 from .preflight import COLD_START, check_address
+from .tasks import absolute_source
 
 if TYPE_CHECKING:
     from .server.process import LocalServer
@@ -83,6 +85,16 @@ def model_folder(config: TrainingConfig) -> Path:
     return folder
 
 
+def anywhere(config: TrainingConfig) -> TrainingConfig:
+    """Return the settings with absolute paths, so that a run can be gone on with in another working folder."""
+    model, tokenizer = config.base_model, config.tokenizer
+    if config.preset == "laptop" and Path(model).is_dir():
+        model = str(Path(model).absolute())
+    if tokenizer is not None and Path(tokenizer).is_dir():
+        tokenizer = str(Path(tokenizer).absolute())
+    return replace(config, tasks=absolute_source(config.tasks), base_model=model, tokenizer=tokenizer)
+
+
 def saved_config(folder: Path) -> TrainingConfig:
     """Return the settings of the run in a folder. Raises RunError where there are none that can be read."""
     path = folder / "config.json"
@@ -114,7 +126,7 @@ def check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
 def server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
     if config.preset == "laptop":
         return None
-    url, key = os.environ.get("TINKER_BASE_URL"), os.environ.get("TINKER_API_KEY")
+    url, key = (os.environ.get(name, "").strip() for name in ("TINKER_BASE_URL", "TINKER_API_KEY"))
     if not url or not key:
         missing = " and ".join(n for n, v in (("TINKER_BASE_URL", url), ("TINKER_API_KEY", key)) if not v)
         raise RunError(

@@ -41,7 +41,19 @@ class _Transient(Exception):
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloaded files: SWEGYM_TUTORIAL_CACHE, else one in the user's cache folder."""
+    """Return the folder for downloaded files: SWEGYM_TUTORIAL_CACHE, else one in the user's cache folder.
+
+    Raises DownloadError where there is no home folder to find it in.
+    """
+    try:
+        return _cache_folder()
+    except RuntimeError as error:  # no HOME, and a user whom the system does not know
+        raise DownloadError(
+            f"no folder for downloaded files: {error} Name one with the environment variable SWEGYM_TUTORIAL_CACHE"
+        ) from error
+
+
+def _cache_folder() -> Path:
     if named := os.environ.get("SWEGYM_TUTORIAL_CACHE"):
         return Path(named).expanduser().absolute()
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -62,7 +74,8 @@ def cached(what: str, url: str, path: Path, check: Check) -> bytes:
     try:
         return _read(path, check)
     except FileNotFoundError:
-        pass
+        with contextlib.suppress(OSError):  # of a file that was deleted: one put there by hand gets its own
+            _record(path).unlink()
     except (ValueError, OSError) as error:
         damage = str(error)
     with _Report(what) as report:
@@ -87,7 +100,7 @@ def _advice(what: str, url: str, path: Path, damage: str | None, error: Exceptio
     failed = "the download failed" if isinstance(error, DownloadError) else "what came is not that file"
     told = f"{what} could not be had from {url}: {failed}: {error}."
     if damage:
-        told += f" The file at {path} is damaged ({damage}): delete it, and try again with a network."
+        told += f" The file at {path} is damaged ({damage}): delete it and {_record(path).name}, and try again with a network."
     return told + f" Or get the file by hand and put it at {path}: it is checked and used from there."
 
 
@@ -162,9 +175,11 @@ def _get(url: str, report: _Report) -> bytes:
         if type(error).__name__ in NOT_TRANSIENT:
             raise DownloadError(told) from error
         raise _Transient(told) from error
-    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
-        # ImportError: a SOCKS proxy in the environment, and no package for it
-        raise DownloadError(f"{type(error).__name__}: {error}") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
+        # ImportError: a SOCKS proxy in the environment, and no package for it; OSError: no file at SSL_CERT_FILE
+        named = os.environ.get("SSL_CERT_FILE") if isinstance(error, OSError) else None
+        about = f" (SSL_CERT_FILE is {named})" if named else ""
+        raise DownloadError(f"{type(error).__name__}: {error}{about}") from error
 
 
 def _body(response: Any, report: _Report) -> bytes:

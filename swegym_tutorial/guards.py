@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from .patches import GIT_TIMEOUT, OWN_GIT, in_shell, touched_files
+from .patches import GIT_TIMEOUT, OWN_GIT, GitTimeout, in_shell, touched_files
 from .sandbox import Sandbox, SandboxError
 from .tasks import Task
 
@@ -35,6 +35,7 @@ SHADOWS = frozenset(
 )
 _STARTUP = (".pth", ".egg-link", ".pyc")  # run or found by Python without an import
 _METADATA = (".dist-info", ".egg-info")  # folders whose entry points are loaded by pytest
+NAMED = 20  # paths at most in words: a patch can have tens of thousands
 _TEST_FOLDERS = ("test", "tests")
 
 
@@ -76,9 +77,11 @@ class Guard:
         For the latter path -> what base must have for it to stay: itself, or the module or package of whose name
         it makes one.
         """
-        free = [path for path in changed if path not in self._gold and path not in self.tests]
-        back = [path for path in free if self._configures(path)]
-        stand_in = {path: self._stands_in(path) for path in free if path not in back}
+        own = {*self._gold, *self.tests}
+        back = [path for path in changed if path not in own and self._configures(path)]
+        stand_in = {
+            path: self._stands_in(path) for path in changed if path not in own and not self._configures(path)
+        }
         return back, {path: entry for path, entry in stand_in.items() if entry}
 
     def _configures(self, path: str) -> bool:
@@ -131,13 +134,14 @@ def put_back(sandbox: Sandbox, guard: Guard, changed: Sequence[str], clear: Sequ
     names = f"list={in_shell(_LIST)} base={shlex.quote(task.base_commit.strip() or 'HEAD')}"
     result = sandbox.exec(f"{names}\n{OWN_GIT}{_PUT_BACK}", timeout=GIT_TIMEOUT)
     if result.timed_out:
-        raise SandboxError(f"{task.instance_id}: the tests were not put back within {GIT_TIMEOUT:.0f} s")
+        raise GitTimeout(f"{task.instance_id}: the tests were not put back within {GIT_TIMEOUT:.0f} s")
     if result.exit_code:
         return "", f"the tests could not be put back: {result.output.strip()[-300:]}"
     gone = frozenset(_read(sandbox, f"{_LIST}.gone") if new else ())
     undone = {*guard.tests, *back, *(path for path, entry in new.items() if entry in gone)}
     told = [path for path in changed if path in undone]
-    words = f"undone before the tests ran: {', '.join(told)}" if told else ""
+    more = f" and {len(told) - NAMED:,} more" if len(told) > NAMED else ""
+    words = f"undone before the tests ran: {', '.join(told[:NAMED])}{more}" if told else ""
     return words.encode("utf-8", "replace").decode(), ""
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from .config import TrainingConfig
 from .guards import Guard, put_back
-from .patches import Applied, apply_patch, in_shell, touched_files
+from .patches import Applied, GitTimeout, apply_patch, in_shell, touched_files
 from .reporting import STATUSES, Channel, Kit, Report, make_kit
 from .sandbox import CommandResult, Sandbox, SandboxBackend
 from .tasks import Task
@@ -128,31 +128,45 @@ def run_hidden_tests(
     printed tells results.
     """
     kit = make_kit(harness.canary_folder(task) if guarded else None)
-    mark, guard = secrets.token_hex(12), Guard(task)
-    clear = [kit.canary.path] if kit.canary else []
+    mark = secrets.token_hex(12)
     with closing(sandboxes.open(task)) as sandbox:
-        applied = apply_patch(sandbox, patch) if patch else Applied()
-        if applied.refusal is not None:
-            return HiddenRun(refusal=applied.refusal)
-        changed = applied.paths if guarded else ()
-        undone, hindered = put_back(sandbox, guard, changed, clear)
-        before = ""
-        if not hindered and (preparation := harness.preparation(task)):
-            before = _run(sandbox, preparation, config, harness).output
-            _, hindered = put_back(sandbox, guard, changed, clear)  # the patch's code has run
-        if not hindered and not harness.applies_tests:
-            refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
-            hindered = f"the test patch does not apply: {refusal}" if refusal is not None else ""
-        if hindered:
-            return HiddenRun(hindered=hindered, undone=undone, log=_cut(before))
+        try:
+            ready = _make_ready(sandbox, task, patch, config, harness, kit if guarded else None)
+        except GitTimeout as error:  # a patch of ten thousand folders can do that
+            ready = HiddenRun(hindered=str(error))
+        if ready.refusal is not None or ready.hindered:
+            return replace(ready, log=_cut(ready.log))
         script = harness.script(task, mark, kit)
         if guarded:
             kit.write(sandbox)
             script = kit.exports + script
         result = _run(sandbox, script, config, harness)
         report = kit.read(sandbox)
-    result = replace(result, output=before + result.output)
-    return replace(_as_run(task, harness, kit, result, mark, report), undone=undone)
+    result = replace(result, output=ready.log + result.output)
+    return replace(_as_run(task, harness, kit, result, mark, report), undone=ready.undone)
+
+
+def _make_ready(
+    sandbox: Sandbox, task: Task, patch: bytes, config: TrainingConfig, harness: Harness, kit: Kit | None
+) -> HiddenRun:
+    """Apply the patch, let its code prepare, and put the tests in place; what the run is so far.
+
+    kit: whose canaries will be put in place; None where nothing but the test patch's files is put back.
+    """
+    applied = apply_patch(sandbox, patch) if patch else Applied()
+    if applied.refusal is not None:
+        return HiddenRun(refusal=applied.refusal)
+    guard, changed = Guard(task), applied.paths if kit else ()
+    clear = [kit.canary.path] if kit and kit.canary else []
+    undone, hindered = put_back(sandbox, guard, changed, clear)
+    log = ""
+    if not hindered and (preparation := harness.preparation(task)):
+        log = _run(sandbox, preparation, config, harness).output
+        _, hindered = put_back(sandbox, guard, changed, clear)  # the patch's code has run
+    if not hindered and not harness.applies_tests:
+        refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
+        hindered = f"the test patch does not apply: {refusal}" if refusal is not None else ""
+    return HiddenRun(hindered=hindered, undone=undone, log=log)
 
 
 def _run(sandbox: Sandbox, script: str, config: TrainingConfig, harness: Harness) -> CommandResult:

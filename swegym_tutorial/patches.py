@@ -22,6 +22,11 @@ _LEFT_OUT = " ".join(
     f"':(exclude,glob)**/{name}'" for name in ("*.pyc", "__pycache__/**", ".pytest_cache/**")
 )
 
+
+class GitTimeout(SandboxError):
+    """git ran out of time. Whether that is the agent's doing, only a repository that it has not touched can tell."""
+
+
 # How we call git on the repository of a task, whose owner, hooks and settings are its image's. A folder that is
 # named is used whoever owns it: git before 2.38 heeds safe.directory in no environment variable.
 OWN_GIT = """
@@ -146,14 +151,18 @@ def capture_patch(sandbox: Sandbox, task: Task, limit: int) -> bytes:
     with its text under both names: git cannot apply the short form where a folder takes a link's place. What git
     cannot add (a nested repository without a commit) is left out, and takes nothing else along. At most limit + 1
     bytes come back: a longer patch than `limit` is the grader's to refuse. Raises SandboxError where the sandbox
-    fails or git runs out of time; a repository that has lost base_commit gives an empty patch.
+    fails, GitTimeout where git runs out of time; a repository that has lost base_commit gives an empty patch, and
+    so does a git or shell that the agent broke.
     """
     own = f"capture-{secrets.token_hex(8)}"  # a name that the agent cannot have taken
     base = shlex.quote(task.base_commit.strip()) if task.base_commit else "$(git rev-parse HEAD)"
     result = sandbox.exec(_CAPTURE.format(own=in_shell(f"/tmp/{own}"), base=base), timeout=GIT_TIMEOUT)
     if result.timed_out:
-        raise SandboxError(f"{task.instance_id}: the patch was not captured within {GIT_TIMEOUT:.0f} s")
-    return sandbox.read_file(f"/tmp/{own}/patch", limit) if result.exit_code == 0 else b""
+        raise GitTimeout(f"{task.instance_id}: the patch was not captured within {GIT_TIMEOUT:.0f} s")
+    try:
+        return sandbox.read_file(f"/tmp/{own}/patch", limit) if result.exit_code == 0 else b""
+    except FileNotFoundError:
+        return b""
 
 
 @dataclass(frozen=True)
@@ -179,13 +188,13 @@ def apply_patch(sandbox: Sandbox, patch: bytes, name: str = PATCH_FILE) -> Appli
     """Apply a patch in /testbed; nothing is changed where it is refused.
 
     The paths are git's own reading of the patch, since a text can hide them. Raises SandboxError where the
-    sandbox fails, and where git ran out of time.
+    sandbox fails, GitTimeout where git ran out of time.
     """
     sandbox.write_file(name, patch)
     command = f"file={in_shell(name)}\n{OWN_GIT}{_APPLY}"
     result = sandbox.exec(command, timeout=GIT_TIMEOUT, output_bytes=NAMES_BYTES)
     if result.timed_out:
-        raise SandboxError(f"git apply did not end within {GIT_TIMEOUT:.0f} s")
+        raise GitTimeout(f"git apply did not end within {GIT_TIMEOUT:.0f} s")
     if result.exit_code == _NO_REPOSITORY:
         raise SandboxError(f"the sandbox has no working repository: {result.output.strip()[-300:]}")
     if result.exit_code:

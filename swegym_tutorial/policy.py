@@ -226,6 +226,8 @@ class PolicyService:
         self._service = _translated(
             lambda: tinker.ServiceClient(base_url=url, api_key=key), f"connecting to {url}"
         )
+        self._holder: Any = None  # the session, which the SDK begins at the first call
+        self._closed = False
         self.stop_tokens: list[int] = []
 
     def create_client(self, job: int) -> PolicyClient:
@@ -278,12 +280,21 @@ class PolicyService:
         return PolicySampler(client, path, self.stop_tokens, chosen, self._stop)
 
     def close(self) -> None:
-        """End the session, with the heartbeats that the SDK sends for it in the background."""
-        self._service.holder.close()
+        """End the session, with the heartbeats that the SDK sends for it in the background. Waits for no server."""
+        self._closed = True
+        if self._holder is not None:  # asking the SDK for it would begin a session
+            self._holder.close()
 
     def _in_thread(self, call: Any, what: str) -> Any:
+        def in_session() -> Any:
+            self._holder = self._service.holder
+            if self._closed:  # while the server kept this thread waiting
+                self._holder.close()
+                raise Stopped(what)
+            return call()
+
         timeout = START_TIMEOUT if self._config.preset == "laptop" else CALL_TIMEOUT
-        return in_thread(call, self._stop, what, timeout)
+        return in_thread(in_session, self._stop, what, timeout)
 
 
 def bypass_proxy_for(url: str) -> None:

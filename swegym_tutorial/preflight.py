@@ -42,9 +42,7 @@ def check_address(url: str, key: str, base_model: str) -> None:
     """
     import httpx
 
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise PreflightError(f"TINKER_BASE_URL must look like https://host, not {url!r}")
+    _check_form(url, key)
     timeout = httpx.Timeout(COLD_START, connect=CONNECT_TIMEOUT)
     address = f"{url.rstrip('/')}/api/v1/get_server_capabilities"
     try:
@@ -54,7 +52,7 @@ def check_address(url: str, key: str, base_model: str) -> None:
             f"no server answers at {url}: {error}. Check TINKER_BASE_URL (`spindle deploy` prints it), and that "
             "the server is deployed"
         ) from error
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+    except httpx.HTTPError as error:
         told = f"{type(error).__name__}: {error}"
         raise PreflightError(f"the server at {url} does not answer: {told}. Is it still starting?") from error
     _check_answer(answer.status_code, answer.text, url)
@@ -73,11 +71,31 @@ def check_address(url: str, key: str, base_model: str) -> None:
         )
 
 
+def _check_form(url: str, key: str) -> None:
+    """Refuse what is no address, and what cannot be a key; a key is never told."""
+    import httpx
+
+    try:
+        parts, usable = urlsplit(url), bool(httpx.URL(url).host)
+    except (httpx.InvalidURL, ValueError):
+        usable = False
+    if not usable or parts.scheme not in ("http", "https") or parts.query or parts.fragment or " " in url:
+        raise PreflightError(f"TINKER_BASE_URL must look like https://host, not {url!r}")
+    if parts.path.rstrip("/").endswith("/api/v1"):
+        raise PreflightError(
+            f"TINKER_BASE_URL is the address without /api/v1, which is added to it: not {url!r}"
+        )
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise PreflightError(
+            "TINKER_API_KEY is no key: it is empty, or has a space, a line end or a character beyond ASCII in it"
+        )
+
+
 def _check_answer(status: int, text: str, url: str) -> None:
     said = f"it answered {status}: {' '.join(text.split())[:200]}"
     if status in (401, 403):
         raise PreflightError(f"the server at {url} refuses the key in TINKER_API_KEY; {said}")
-    if status >= 500:
+    if status >= 500 or status in (408, 429):
         raise PreflightError(f"the server at {url} fails; {said}. Look at its logs, or try again later")
     if status not in (200, 404, 405):
         raise PreflightError(f"{url} is no Tinker-compatible server: {said}")

@@ -21,7 +21,7 @@ import numpy as np
 
 from .answers import prepare
 from .config import TrainingConfig
-from .patches import capture_patch
+from .patches import GitTimeout, capture_patch
 from .sandbox import CommandResult, Sandbox, SandboxBackend
 from .tasks import Task
 from .tools import BASH_TOOL, observation, parse_tool_calls
@@ -234,10 +234,23 @@ def generate_rollout(
                 ending = Ending.FINAL
                 break
             tokens = tokens + chat.observations(shown, stopped=sample.tokens[-1] in chat.stop_tokens)
-        patch = capture_patch(sandbox, task, config.patch_bytes)
+        patch = _patch_of(sandbox, task, sandboxes, config.patch_bytes)
     return Rollout(
         task.instance_id, *_arrays(tokens, sampled), tuple(turns), ending, patch, time.monotonic() - began
     )
+
+
+def _patch_of(sandbox: Sandbox, task: Task, sandboxes: SandboxBackend, limit: int) -> bytes:
+    """Capture the patch. What git cannot read in time is the agent's doing, and no patch, where git can without it.
+
+    Else a pipe in place of .gitattributes, say, would be an infrastructure fault, and cost the agent nothing.
+    """
+    try:
+        return capture_patch(sandbox, task, limit)
+    except GitTimeout:
+        with closing(sandboxes.open(task)) as untouched:
+            capture_patch(untouched, task, limit)
+        return b""
 
 
 def _act(

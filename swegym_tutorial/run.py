@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING
 from . import sandbox
 from .attempts import AttemptRunner
 from .config import TrainingConfig
-from .connect import RunError, check_same, connect, model_folder, saved_config, server_from_environment
+from .connect import (
+    RunError,
+    anywhere,
+    check_same,
+    connect,
+    model_folder,
+    saved_config,
+    server_from_environment,
+)
 from .evaluate import Evaluation, evaluate
 from .events import EventReader, RunFolder, dumps, write_atomically
 from .grading import check_graders
@@ -65,7 +73,7 @@ class TrainingRun:
         default the laptop preset starts its own, and others read TINKER_BASE_URL and TINKER_API_KEY.
         Raises RunError, TaskError and GradingUnavailable.
         """
-        self.config = config
+        self.config = config = anywhere(config)
         self.folder = RunFolder(output)
         self.error: BaseException | None = None
         self.evaluations: list[Evaluation] = []
@@ -74,7 +82,7 @@ class TrainingRun:
                 f"{self.folder.path} is in use: name a new output folder, or resume to go on with what is there"
             )
         if self.folder.used():
-            check_same(saved_config(self.folder.path), config)
+            check_same(anywhere(saved_config(self.folder.path)), config)
         if config.sandbox not in sandbox.KINDS:
             raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
         self.id = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', self.folder.path.name)[:40]}-{secrets.token_hex(3)}"
@@ -236,7 +244,7 @@ class TrainingRun:
             )
         if begun is None:
             self.folder.log("tasks_trusted", not_valid=not_valid, never_validated=len(trust.never_validated))
-        self._leave_out(not_valid)
+        self._leave_out(not_valid, "used")
 
     def _leave_out_missing(self, sandboxes: SandboxBackend) -> None:
         """Leave out the tasks that cannot be opened."""
@@ -245,20 +253,20 @@ class TrainingRun:
         missing = in_thread(
             lambda: sandboxes.missing(tasks), self._stop, "looking for the tasks' images", IMAGES_TIMEOUT
         )
-        self._leave_out(missing)
+        self._leave_out(missing, "opened")
 
-    def _leave_out(self, reasons: Mapping[str, str]) -> None:
-        """Go without some tasks, instance_id -> why, visibly; raises RunError where none is left to train on."""
+    def _leave_out(self, reasons: Mapping[str, str], verb: str) -> None:
+        """Go without some tasks, instance_id -> why, visibly; raises RunError where none of a kind is left."""
         here = {task.instance_id for task in (*self._tasks, *self._held_out)}
         reasons = {name: why for name, why in reasons.items() if name in here}
         if not reasons:
             return
         self.folder.log("tasks_left_out", tasks=reasons)
-        left = [task for task in self._tasks if task.instance_id not in reasons]
-        if not left:
-            why = next(iter(reasons.values()))
-            raise RunError(f"none of the {len(self._tasks)} tasks can be used: {why}")
-        self._tasks = left
+        for kind, tasks in (("", self._tasks), ("held-out ", self._held_out)):
+            if tasks and all(task.instance_id in reasons for task in tasks):
+                why = reasons[tasks[0].instance_id]
+                raise RunError(f"none of the {len(tasks)} {kind}tasks can be {verb}: {why}")
+        self._tasks = [task for task in self._tasks if task.instance_id not in reasons]
         self._held_out = [task for task in self._held_out if task.instance_id not in reasons]
 
     def _measured_before(self) -> bool:

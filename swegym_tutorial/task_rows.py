@@ -31,6 +31,7 @@ TEST_LISTS = ["FAIL_TO_PASS", "PASS_TO_PASS"]
 OPTIONAL = ["version", "hints_text", "created_at", "environment_setup_commit"]  # other files leave some out
 REQUIRED = [name for name in INSTANCE_FIELDS if name not in OPTIONAL]
 PARSERS = ("pytest", "swegym")
+LONGEST_ID = 200  # bytes: a file name has 255
 
 
 class TaskError(ValueError):
@@ -108,9 +109,10 @@ def task_of_row(row: Any, where: str) -> Task:
         raise TaskError(f"{where}: the instance lacks {', '.join(missing)}")
     texts = {name: _text(instance, name, where) for name in INSTANCE_FIELDS if name not in TEST_LISTS}
     name = texts["instance_id"]
-    if not re.fullmatch(r"\w[\w.+-]*", name):
+    if not re.fullmatch(r"\w[\w.+-]*", name) or len(name.encode()) > LONGEST_ID:
         raise TaskError(
-            f"{where}: 'instance_id' names folders, so letters, digits and _.+- only, not {name!r}"
+            f"{where}: 'instance_id' names folders, so letters, digits and _.+- only, at most {LONGEST_ID}, "
+            f"not {name[: 2 * LONGEST_ID]!r}"
         )
     if about.get("instance_id", name) != name:
         raise TaskError(f"{where}: 'instance_id' is {about['instance_id']!r} and, in the instance, {name!r}")
@@ -146,9 +148,7 @@ def _parts(row: Any, where: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 def _testing(texts: Mapping[str, str], about: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return how a task is tested: the Task's fields from test_command on."""
     command, image = _text(about, "test_command", where), _text(about, "image", where)
-    files = about.get("files") or {}
-    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-        raise TaskError(f"{where}: field 'files' must map paths to texts")
+    files = _files(about, where)
     parser = _text(about, "parser", where) or ("pytest" if command or files else "swegym")
     if parser not in PARSERS:
         raise TaskError(f"{where}: field 'parser' must be {' or '.join(PARSERS)}, not {parser!r}")
@@ -170,6 +170,26 @@ def _testing(texts: Mapping[str, str], about: Mapping[str, Any], where: str) -> 
     return {"test_command": command, "parser": parser, "image": image, "setup": setup, "files": files}
 
 
+def _files(about: Mapping[str, Any], where: str) -> Mapping[str, str]:
+    """Return path -> text. No path may lead out of the repository, or into git's own folder: git obeys what is there."""
+    files = about.get("files") or {}
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise TaskError(f"{where}: field 'files' must map paths to texts")
+    for path, text in files.items():
+        parts = path.split("/")
+        above = ("/".join(parts[:n]) for n in range(1, len(parts)))
+        if (
+            {"", ".", "..", ".git"} & {part.lower() for part in parts}
+            or "\0" in path
+            or any(a in files for a in above)
+        ):
+            raise TaskError(
+                f"{where}: field 'files' has {path!r}, which is no path of a file in the repository"
+            )
+        _check_characters(path + text, "files", where)
+    return files
+
+
 def _swegym_image(texts: Mapping[str, str], where: str) -> str:
     if not texts["version"]:
         raise TaskError(
@@ -188,11 +208,15 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
         return ""
     if not isinstance(value, str):
         raise TaskError(f"{where}: field {name!r} must be a text, not {type(value).__name__}")
+    _check_characters(value, name, where)
+    return value
+
+
+def _check_characters(text: str, name: str, where: str) -> None:
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise TaskError(f"{where}: field {name!r} holds half of a character (a lone surrogate)") from None
-    return value
 
 
 def _ids(instance: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
@@ -200,8 +224,9 @@ def _ids(instance: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     if isinstance(value, str):  # some copies of the data set hold the list as a JSON text
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TaskError(f"{where}: field {name!r} is a text that is no JSON list") from None
     if not isinstance(value, list) or not all(isinstance(i, str) for i in value):
         raise TaskError(f"{where}: field {name!r} must be a list of test ids")
+    _check_characters("".join(value), name, where)
     return tuple(value)

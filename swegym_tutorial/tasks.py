@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -71,11 +72,7 @@ def load_tasks(
 def _source(source: str | os.PathLike[str]) -> tuple[bool, str, str, list[Task]]:
     """Return whether a source is SWE-Gym's, its name in messages, the choice, and all of its tasks."""
     text = os.fspath(source)
-    head, colon, choice = text.partition(":")
-    if head not in ("bundled", "swegym"):
-        head, colon, choice = text, "", ""
-        if not Path(text).is_file() and Path(text.rpartition(":")[0]).is_file():  # a path may hold colons
-            head, colon, choice = text.rpartition(":")
+    head, colon, choice = _split(text)
     if colon and not choice.strip(" ,"):
         raise TaskError(f"{text!r} names nothing behind the colon: name ids, repositories or all")
     if head == "swegym":
@@ -84,6 +81,22 @@ def _source(source: str | os.PathLike[str]) -> tuple[bool, str, str, list[Task]]
     if not path.is_file():
         raise TaskError(f"no tasks at {text}: the source is bundled, swegym, or the path of a JSONL file")
     return False, path.name, choice, _distinct(read_tasks(path.read_bytes(), path.name), path.name)
+
+
+def _split(source: str) -> tuple[str, str, str]:
+    """Return what names the source, the colon or "", and the choice."""
+    head, colon, choice = source.partition(":")
+    if head in ("bundled", "swegym"):
+        return head, colon, choice
+    if not Path(source).is_file() and Path(source.rpartition(":")[0]).is_file():  # a path may hold colons
+        return source.rpartition(":")
+    return source, "", ""
+
+
+def absolute_source(source: str) -> str:
+    """Return a source that means the same in every working folder."""
+    head, colon, choice = _split(source)
+    return source if head in ("bundled", "swegym") else f"{Path(head).absolute()}{colon}{choice}"
 
 
 def _swegym_tasks() -> list[Task]:
@@ -105,8 +118,9 @@ def _tasks_of_swegym_file(data: bytes) -> list[Task]:
 
 
 def _distinct(tasks: list[Task], name: str) -> list[Task]:
-    if len({task.instance_id.lower() for task in tasks}) < len(tasks):
-        raise TaskError(f"{name} holds an instance_id twice")
+    ids = Counter(task.instance_id.lower() for task in tasks)
+    if twice := [task.instance_id for task in tasks if ids[task.instance_id.lower()] > 1]:
+        raise TaskError(f"{name} holds an instance_id twice: {twice[0]}")
     return tasks
 
 
@@ -184,7 +198,7 @@ def materialise(task: Task, folder: Path) -> str:
     if done.returncode:
         raise TaskError(f"{task.instance_id}: git could not make the repository: {done.stderr.strip()}")
     commit = done.stdout.strip()
-    if task.base_commit and commit != task.base_commit:
+    if not commit.startswith(task.base_commit.lower()):
         raise TaskError(
             f"{task.instance_id}: the files give commit {commit}, not base_commit {task.base_commit}"
         )

@@ -64,16 +64,17 @@ def evaluate_policy(
 
     with contextlib.ExitStack() as closing, _told(reasons):
         if folder is None:
-            config = replace(TrainingConfig.laptop(), seed=seed)
+            config = TrainingConfig.laptop()
             run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
             path = None
         else:
             run_folder = RunFolder(folder)
-            config = replace(saved_config(folder), seed=seed)
+            config = saved_config(folder)
             if not run_folder.checkpoint(0).exists():
                 raise RunError(f"{folder} has no checkpoint to evaluate yet: no step is done")
             path = read_checkpoint(run_folder.checkpoint(0))["sampler"]
         tasks = held_out_tasks(config) if split == "held-out" else load_tasks(config.tasks, split=split)
+        config = replace(config, seed=seed)  # of the sampling: the tasks are the run's own
         check_graders(tasks)
         run_folder.open()
         closing.callback(run_folder.close)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swegym_tutorial import grading, load_tasks
+from swegym_tutorial import grading, guards, load_tasks, patches
 from swegym_tutorial.events import verdict_to_json
 from swegym_tutorial.grading import Bench, Grader, Outcome, Verdict, check_graders, grade, judge
 from swegym_tutorial.hidden_tests import HiddenRun, PytestHarness, parse_pytest
@@ -271,7 +271,32 @@ def test_a_patch_of_two_thousand_guarded_files_is_undone(task, sandboxes, config
     script = f"for n in range(2_000): os.makedirs(f'{name}/{{n}}'); open(f'{name}/{{n}}/conftest.py', 'w').write('x')"
     patch = patch_of(sandboxes, task, f'python -c "import os\n{script}"')
     verdict = grade(task, patch, sandboxes, replace(config, patch_bytes=len(patch)))
-    assert verdict.outcome is Outcome.UNRESOLVED and verdict.detail.count("/conftest.py") == 2_000
+    assert verdict.outcome is Outcome.UNRESOLVED and "and 1,980 more" in verdict.detail
+
+
+class Slow:
+    """Real sandboxes where all takes long once the repository holds a file called slow."""
+
+    def __init__(self, sandboxes):
+        self._sandboxes = sandboxes
+
+    def open(self, task):
+        box = self._sandboxes.open(task)
+        run = box.exec
+        box.exec = lambda command, **how: run(f"if [[ -e slow ]]; then sleep 30; fi\n{command}", **how)
+        return box
+
+
+def test_a_patch_that_git_takes_too_long_for_is_no_fault_of_the_sandbox(task, sandboxes, config, monkeypatch):
+    # Thousands of folders in folders do it; left out as a fault, the attempt would have cost nothing.
+    monkeypatch.setattr(patches, "GIT_TIMEOUT", 5.0)
+    monkeypatch.setattr(guards, "GIT_TIMEOUT", 5.0)
+    patch = patch_of(sandboxes, task, "echo > slow; echo > conftest.py")
+    verdict = grade(task, patch, Slow(sandboxes), config)
+    assert verdict.reward == 0.0 and "not put back within 5 s" in verdict.detail
+    monkeypatch.setattr(patches, "GIT_TIMEOUT", 0.001)
+    with pytest.raises(SandboxError, match=r"tell nothing on the untouched .*did not end within"):
+        grade(task, task.patch.encode(), sandboxes, config)
 
 
 def run_of(task, output: str) -> HiddenRun:
@@ -361,7 +386,7 @@ def test_a_fault_is_raised_and_not_remembered(task, sandboxes, config):
 ODD = """
 import os, pathlib, time
 state = (os.environ.get("TZ"), os.environ.get("PYTHONHASHSEED"), os.environ.get("LANG"), hash("x"), time.tzname)
-pathlib.Path("state.txt").write_text(repr(state))
+pathlib.Path("state.txt").write_text(repr(state) + chr(10))
 """
 
 

@@ -162,6 +162,19 @@ def test_a_timeout_is_the_sandboxs_fault(task, box, monkeypatch):
         apply_patch(box, b"")
 
 
+def test_a_git_that_the_agent_broke_gives_an_empty_patch(task, box):
+    class Broken:
+        """As where the agent, root in its container, has put its own program in place of git."""
+
+        read_file = box.read_file
+
+        def exec(self, command, **how):
+            return box.exec(f'{command}\nrm "$own/patch"', **how)
+
+    run(box, FIX)
+    assert capture_patch(Broken(), task, ROOM) == b""
+
+
 def test_half_a_patch_is_none(task, box):
     # git writes the first file's change and then finds that what the second one was is gone.
     run(box, "mv .git/objects/pack/*.pack x && git unpack-objects -q < x && rm x")

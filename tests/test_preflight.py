@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -21,7 +22,8 @@ from tinker import types
 
 from swegym_tutorial import TrainingConfig, TrainingRun, load_tasks
 from swegym_tutorial.bundled import POLICY
-from swegym_tutorial.policy import PolicyClient, PolicyService
+from swegym_tutorial.connect import RunError, server_from_environment
+from swegym_tutorial.policy import PolicyClient, PolicyService, Stopped
 from swegym_tutorial.preflight import PreflightError, check_address, check_training
 from swegym_tutorial.run import first_client
 from swegym_tutorial.sandbox.hosted import HostedBackend
@@ -147,6 +149,74 @@ def test_the_address_is_checked_in_seconds(server: LocalServer, proxy: Proxy) ->
         check_address(proxy.url, server.key, NAME)
     proxy.before["get_server_capabilities"] = refusing("no such call", 404)
     check_address(proxy.url, server.key, NAME)  # a server without this call may have all others
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[::1", "http://host:port", "https://a b", "https://host?x=1", "https://", "", "https://host\n"],
+)
+def test_what_is_no_address_is_told_as_such(url: str) -> None:
+    with pytest.raises(PreflightError, match="must look like https://host") as told:
+        check_address(url, "tml-x", NAME)
+    assert repr(url) in str(told.value)
+    with pytest.raises(PreflightError, match="without /api/v1"):
+        check_address("https://host/api/v1/", "tml-x", NAME)
+
+
+@pytest.mark.parametrize("key", ["tml-secret\n", "tml-sec ret", "tml-\u200bsecret", ""])
+def test_what_cannot_be_a_key_is_told_without_it(server: LocalServer, key: str) -> None:
+    with pytest.raises(PreflightError, match="TINKER_API_KEY is no key") as told:
+        check_address(server.url, key, NAME)
+    assert "ret" not in str(told.value)
+
+
+def test_white_space_around_the_address_and_the_key_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", " https://host/\r\n")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x\n")
+    assert server_from_environment(TrainingConfig.spindle()) == ("https://host/", "tml-x")
+    monkeypatch.setenv("TINKER_API_KEY", " ")
+    with pytest.raises(RunError, match="not set: TINKER_API_KEY"):
+        server_from_environment(TrainingConfig.spindle())
+
+
+def test_a_session_that_never_began_is_closed_without_the_server(proxy: Proxy, server: LocalServer) -> None:
+    """An interrupted run must not wait for a server that hangs, nor begin a session in order to end it."""
+    going_on = threading.Event()
+    asked = threading.Event()
+
+    def hang(body: bytes) -> None:
+        asked.set()
+        going_on.wait(60)
+
+    proxy.before["client/config"] = hang
+    stop = threading.Event()
+    service = PolicyService(CONFIG, proxy.url, server.key, stop)
+    service.close()
+    assert not proxy.calls
+    service = PolicyService(CONFIG, proxy.url, server.key, stop)
+    threading.Thread(target=lambda: (asked.wait(60), stop.set()), daemon=True).start()
+    with pytest.raises(Stopped):
+        service.create_client(0)
+    began = time.monotonic()
+    service.close()
+    assert time.monotonic() - began < 30
+    going_on.set()  # the session begins after all, and is ended by the one who waited for it
+    deadline = time.monotonic() + 60
+    while service._holder is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    task = service._holder._session_heartbeat_task
+    while not task.done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert task.done()
+    assert "create_model" not in [path for path, _ in proxy.calls]
+
+
+def test_a_wrong_path_is_one_clear_line(server: LocalServer) -> None:
+    wrong = {**os.environ, "TINKER_BASE_URL": f"{server.url}/x", "TINKER_API_KEY": server.key}
+    command = [sys.executable, "-m", "swegym_tutorial.cli", "train", "--smoke-test"]
+    done = subprocess.run(command, env=wrong, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "creating a rank-32 LoRA client" in done.stderr and "404" in done.stderr
 
 
 def test_something_else_at_the_address_is_told(proxy: Proxy, server: LocalServer) -> None:

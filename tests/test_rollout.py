@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import FINAL, Script, tool_call
 
+from swegym_tutorial import patches
 from swegym_tutorial.patches import touched_files
 from swegym_tutorial.rollout import CONTEXT_MARGIN, Chat, Ending, TemplateError, generate_rollout
 from swegym_tutorial.sandbox import SandboxError
@@ -34,6 +35,17 @@ def test_an_attempt_that_looks_edits_and_answers(task, chat, sandboxes, config):
     assert [len(turn.commands) for turn in rollout.turns] == [1, 1, 0] and tuple(seen) == rollout.turns
     assert rollout.turns[0].results[0].exit_code == 0 and rollout.turns[0].results[0].output
     assert rollout.patch == task.patch.encode()
+
+
+def test_a_repository_that_git_cannot_read_is_the_agents_doing(task, chat, sandboxes, config, monkeypatch):
+    # git waits for ever for whom writes to the pipe; as a fault of the sandbox it would cost the agent nothing.
+    monkeypatch.setattr(patches, "GIT_TIMEOUT", 5.0)
+    script = Script(chat, tool_call(f"{fix(task)}\nmkfifo .gitattributes"), FINAL)
+    rollout = generate_rollout(task, script, chat, sandboxes, config)
+    assert (rollout.patch, rollout.ending) == (b"", Ending.FINAL)
+    monkeypatch.setattr(patches, "GIT_TIMEOUT", 0.001)
+    with pytest.raises(SandboxError, match="not captured within"):
+        generate_rollout(task, Script(chat, FINAL), chat, sandboxes, config)
 
 
 def test_the_trajectory_is_token_exact(task, chat, sandboxes, config):

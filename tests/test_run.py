@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +20,13 @@ import pytest
 
 from swegym_tutorial import TrainingConfig, TrainingRun
 from swegym_tutorial.batches import CheckpointError, read_checkpoint
-from swegym_tutorial.connect import RunError
+from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.connect import RunError, anywhere, saved_config
 from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.grading import Outcome
 from swegym_tutorial.policy import PolicyError
 from swegym_tutorial.run import held_out_tasks
-from swegym_tutorial.tasks import load_tasks
+from swegym_tutorial.tasks import BUNDLED, load_tasks
 from swegym_tutorial.terminal import summarise
 from swegym_tutorial.trials import evaluate_policy
 
@@ -159,6 +161,16 @@ def test_a_finished_run_can_be_evaluated_and_extended(whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_evaluation_measures_the_tasks_that_its_run_measured(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    config = replace(saved_config(folder), evaluation_tasks=2, seed=4242)
+    (folder / "config.json").write_text(json.dumps(config.to_json()))
+    result = evaluate_policy(folder, attempts=1, seed=7)
+    assert set(result.rewards) == {task.instance_id for task in held_out_tasks(config)}
+
+
+@pytest.mark.slow
 def test_two_clients_train_side_by_side_with_a_kl_term(tmp_path):
     config = TrainingConfig.laptop(
         **{**SMALL, "steps": 1, "clients": 2, "kl_coef": 0.05, "rollout_workers": 8}
@@ -198,6 +210,46 @@ def test_a_run_is_resumed_with_what_it_began_with_or_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"steps": 3, "color": "red"}')
     with pytest.raises(RunError, match=r"config.json cannot be read.*color"):
         TrainingRun(first, tmp_path, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lost, told", [("train", "none of the 2 tasks"), ("held-out", "none of the 2 held-out")]
+)
+def test_a_run_without_a_task_that_can_be_opened_says_so(tmp_path, lost, told):
+    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()]
+    chosen = [r for split in ("train", "held-out") for r in [r for r in rows if r["split"] == split][:2]]
+    for row in chosen:
+        if row["split"] == lost:
+            del row["files"]
+            row["image"] = "no/image:1"
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    config = TrainingConfig.laptop(**SMALL, tasks=str(tmp_path / "own.jsonl"))
+    run = TrainingRun(config, tmp_path / "run", evaluate=True).start()
+    with pytest.raises(RunError, match=f"{told}.*can be opened: .*no/image:1"):
+        run.wait()
+    (left_out,) = events(tmp_path / "run", "tasks_left_out")
+    assert set(left_out["tasks"]) == {r["instance"]["instance_id"] for r in chosen if r["split"] == lost}
+
+
+def test_a_run_is_resumed_from_any_folder(tmp_path, monkeypatch):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "own.jsonl").write_text(BUNDLED.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copytree(POLICY, home / "policy")
+    monkeypatch.chdir(home)
+    for tasks in ("own.jsonl", f"own.jsonl:{load_tasks()[0].repo}", "bundled"):
+        given = TrainingConfig.laptop(tasks=tasks, base_model="policy", tokenizer="policy")
+        config = TrainingRun(given, tmp_path / "new").config
+        assert config.base_model == config.tokenizer == str(home / "policy")
+        assert config.tasks == tasks.replace("own", f"{home}/own")
+        (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
+        monkeypatch.chdir(elsewhere)
+        TrainingRun(saved_config(tmp_path), tmp_path, resume=True)
+        monkeypatch.chdir(home)
+        TrainingRun(given, tmp_path, resume=True)  # named as the first time
+    assert anywhere(TrainingConfig.spindle()) == TrainingConfig.spindle()
 
 
 @pytest.mark.parametrize("text", ["", '{"step": 3', '{"step": 3}', "[]"])

@@ -207,6 +207,40 @@ def test_case_1_cut_ids_are_resolved_and_a_collision_counts_as_its_worst_in_any_
         assert reading.notes == "told more than once, so that the worst counts: t.py::f[a (FAILED, PASSED)"
 
 
+def test_a_flood_of_lines_costs_little_and_hides_nothing(theirs, monkeypatch):
+    # A loop that prints x leaves 16 million lines, and reading each by the package took minutes and gigabytes.
+    parsed = []
+    monkeypatch.setattr(
+        Like, "parse", lambda self, task, log, real=Like.parse: parsed.append(log) or real(self, task, log)
+    )
+    monkeypatch.setattr(swegym_grading, "MOST_TESTS", 3)
+    wanted = replace(theirs, fail_to_pass=("t.py::z",), pass_to_pass=())
+    results = [
+        *(f"PASSED t.py::{n}" for n in range(10)),
+        "PASSED t.py::z",
+        "FAILED t.py::1",
+        "FAILED t.py::9",
+    ]
+    tests = read(wanted, "x\n" * 100_000 + "\n".join(results) + "\nx" * 100_000).tests
+    assert tests == {"t.py::0": "PASSED", "t.py::1": "FAILED", "t.py::2": "PASSED", "t.py::z": "PASSED"}
+    assert len(parsed) < 20
+    monkeypatch.setattr(
+        Like, "parse", lambda self, task, log: {log.split()[0]: "PASSED"} if log.endswith(" ok") else {}
+    )
+    assert read(wanted, "x\nt.py::z ... ok").tests == {"t.py::z": "PASSED"}  # words of another runner
+
+
+def test_a_line_that_the_package_stumbles_over_ends_no_run(theirs, monkeypatch):
+    # Its parser of pydantic's tests raises IndexError where an agent's code prints ERROR.
+    monkeypatch.setattr(
+        Like, "parse", lambda self, task, log: dict([log.split()[1::-1]]) if log.split()[1] else {}
+    )
+    assert read(theirs, "PASSED t.py::a\nERROR\nPASSED t.py::b").tests == {
+        "t.py::a": "PASSED",
+        "t.py::b": "PASSED",
+    }
+
+
 def test_only_what_is_told_between_the_marks_counts(theirs):
     harness = SwegymHarness(Like)
     log = f"PASSED t.py::early\n\n{MARK} applied 0\nPASSED t.py::a\nFAILED t.py::b\n\n{MARK} ended\nPASSED t.py::b\n"

@@ -285,6 +285,34 @@ def test_a_hand_placed_file_is_checked(offline, rows):
         load_tasks("swegym")
 
 
+def test_a_file_put_in_a_damaged_ones_place_as_told_is_used(loaded, content):
+    record = cached_path().with_name(cached_path().name + ".sha256")
+    record.write_text("")  # a crash, say
+    loaded.answers = [status(404)]
+    with pytest.raises(TaskError, match=f"delete it and {record.name}"):
+        load_tasks("swegym")
+    cached_path().unlink()
+    with pytest.raises(TaskError, match="by hand"):
+        load_tasks("swegym")
+    cached_path().write_bytes(content)
+    assert (
+        len(load_tasks("swegym")) == 31 and record.read_text().strip() == hashlib.sha256(content).hexdigest()
+    )
+
+
+def test_without_a_home_folder_the_error_names_the_mend(server, monkeypatch):
+    monkeypatch.setenv("SWEGYM_TUTORIAL_CACHE", "~no-such-user/cache")
+    with pytest.raises(TaskError, match=r"no folder for downloaded files: .*SWEGYM_TUTORIAL_CACHE"):
+        load_tasks("swegym")
+
+
+def test_certificates_that_are_not_there_are_named(server, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file.pem")
+    with pytest.raises(TaskError, match=r"No such file .*\(SSL_CERT_FILE is /no/such/file\.pem\)"):
+        load_tasks("swegym")
+    assert not server.paths
+
+
 def test_the_cache_needs_no_network(loaded, monkeypatch):
     loaded.answers = [status(500)]
     for source in ("swegym", "swegym:all", "swegym:getmoto/moto"):

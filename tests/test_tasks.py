@@ -1,6 +1,7 @@
 """Reading tasks: what is refused, and where it is said to be wrong."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,21 @@ def swegym_row(row: dict) -> dict:
         (lambda r: swegym_row(r)["instance"].update(instance_id="a+b-1"), "'instance_id': .* no image name"),
         (lambda r: swegym_row(r).update(image="-v /:/host"), "'image' must name"),
         (lambda r: swegym_row(r).update(parser="pytest"), "'test_command' and 'image'"),
+        (lambda r: r["instance"].update(instance_id="a" * 256), "'instance_id' names folders, .*at most 200"),
+        (
+            lambda r: r["instance"].update(FAIL_TO_PASS=["a\ud800"]),
+            "'FAIL_TO_PASS' holds half of a character",
+        ),
+        (
+            lambda r: r["instance"].update(FAIL_TO_PASS="[" * 100_000),
+            "'FAIL_TO_PASS' is a text that is no JSON",
+        ),
+        (lambda r: r["files"].update({"a.txt": "\ud800"}), "'files' holds half of a character"),
+        (lambda r: r["files"].update({"\ud800": "a"}), "'files' holds half of a character"),
+        *(
+            (lambda r, path=path: r["files"].update({path: "a"}), "'files' has .* no path of a file")
+            for path in ("", "/etc/x", "../x", "a/../../x", "a//b", "a/", "./a", "a\0b", "README.md/b")
+        ),
     ],
 )
 def test_a_malformed_line_names_itself_and_its_field(tmp_path, row, change, told):
@@ -76,6 +92,15 @@ def test_a_malformed_line_names_itself_and_its_field(tmp_path, row, change, told
     change(row)
     with pytest.raises(TaskError, match=f"own.jsonl, line 2: .*{told}"):
         load_tasks(written(tmp_path, good, row))
+
+
+@pytest.mark.parametrize("path", [".git/config", ".GIT/config", "vendor/.git/config"])
+def test_a_file_of_tasks_cannot_set_up_git_on_this_machine(tmp_path, row, path):
+    row["files"][path] = f"[core]\nfsmonitor = touch {tmp_path / 'ran'}; false\n"
+    row["instance"]["base_commit"] = ""
+    with pytest.raises(TaskError, match="no path of a file in the repository"):
+        materialise(load_tasks(written(tmp_path, row))[0], tmp_path / "repository")
+    assert not (tmp_path / "ran").exists()
 
 
 def forms(row: dict) -> dict[str, dict]:
@@ -208,7 +233,7 @@ def test_a_task_in_words(tmp_path, row):
 def test_what_is_no_task_file_is_refused(tmp_path, row):
     with pytest.raises(TaskError, match="line 1: not JSON"):
         load_tasks(written(tmp_path, "{"))
-    with pytest.raises(TaskError, match="twice"):
+    with pytest.raises(TaskError, match="twice: bundled__"):
         load_tasks(written(tmp_path, row, row))
     with pytest.raises(TaskError, match="no task of the split 'held-out'"):
         load_tasks(written(tmp_path, row), split="held-out")
@@ -231,10 +256,10 @@ def test_a_repository_of_other_files_is_refused(tmp_path, row, task):
     (other,) = load_tasks(written(tmp_path, row))
     with pytest.raises(TaskError, match="not base_commit"):
         materialise(other, tmp_path / "r")
-    row["files"]["../out"] = "x"
-    (other,) = load_tasks(written(tmp_path, row))
     with pytest.raises(TaskError, match="outside"):
-        materialise(other, tmp_path / "r2")
+        materialise(replace(task, files={**task.files, "../out": "x"}), tmp_path / "r2")
+    for form in (task.base_commit[:8], task.base_commit.upper()):
+        assert materialise(replace(task, base_commit=form), tmp_path / form) == task.base_commit
 
 
 def test_case_10_the_repository_holds_no_history_but_its_base(tmp_path, task):

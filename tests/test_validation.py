@@ -259,7 +259,8 @@ def test_case_4_training_leaves_out_what_is_not_valid_and_says_so(task, tmp_path
     ]
     (note,) = events(run, "note")
     assert note["text"].startswith("1 of the 3 tasks were never validated")
-    assert "`swegym-tutorial tasks validate --tasks 'my own.jsonl' --sandbox auto`" in note["text"]
+    source = Path("my own.jsonl").absolute()
+    assert f"`swegym-tutorial tasks validate --tasks '{source}' --sandbox auto`" in note["text"]
 
     # A run that goes on keeps the tasks that it began with, and so their order, whatever is found meanwhile.
     trust.keep(Validation(tasks[0], Status.FLAKY, "oh"), "local", print)

@@ -49,7 +49,7 @@ class RemoteSandbox:
         self._state = threading.Lock()
         self._call: Call | None = None
         self._broken = ""
-        self._closed = False
+        self._closed = self._removed = False
 
     def exec(
         self,
@@ -93,10 +93,13 @@ class RemoteSandbox:
             with self._calling(program, env, output.add, OUTPUT_LIMIT) as call:
                 call.wait_for_start(START_PATIENCE)
                 call.wait(timeout + SLACK)
-                said = told(call.words)
+                said = told(call.head, call.words)
                 late = not call.ended and not call.flooded
-                if not call.ended or (said.started and not said.ended):  # also: it killed its supervisor
-                    self._clear()
+                # A supervisor that ends by itself says so, and one that was killed has another exit code than 0.
+                if call.ended and call.code in (-1, 0) and not said.ended:
+                    raise self._give_up("the engine hung up before the command's end")
+                if not call.ended or (said.started and not (said.ended and call.code == 0)):
+                    self._clear()  # also: it killed its supervisor
                     if not call.wait(SLACK, flooded=True):
                         raise self._give_up("a command was killed and did not end")
             if said.started:
@@ -153,18 +156,18 @@ class RemoteSandbox:
     def close(self) -> None:
         """End all in it and delete it; a command that runs in another thread raises SandboxError there."""
         with self._state:
-            first, self._closed = not self._closed, True
+            self._closed = True
             if self._call is not None:
                 self._call.abandon()
-        if first:
-            try:
-                self.container.remove()
-            finally:
-                self._forget(self)
+            if self._removed:
+                return
+        self.container.remove()  # where that fails it is not forgotten, and a later call tries again
+        self._removed = True
+        self._forget(self)
 
     def _stage(self, data: bytes) -> str:
         """Put data that is too large for an argument into a file of the sandbox, and return its path."""
-        path = f"/tmp/.swegym-{secrets.token_hex(8)}"
+        path = f"/.swegym-{secrets.token_hex(8)}"  # the one folder that no command can remove or replace
         self._check_open()
         try:
             self.container.put(path, data)

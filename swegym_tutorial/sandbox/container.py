@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from . import SandboxError
 
-WORDS = 4096  # bytes of a program's stderr that are kept, its last
+WORDS = 4096  # bytes of a program's stderr that are kept: its first, and its last
 
 
 class Throttled(SandboxError):
@@ -57,7 +57,7 @@ class _Abandoned(Exception):
 class Call:
     """One program in a container, run by a thread of its own: an engine that never answers holds nobody up.
 
-    out: is given what the program writes to stdout. limit: bytes of it after which `flooded` is set.
+    out: is given what the program writes to stdout. limit: bytes of both streams after which `flooded` is set.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Call:
         out: Callable[[bytes], object],
         limit: int | None = None,
     ) -> None:
-        self.words = b""  # the last of what it wrote to stderr
+        self.head = self.words = b""  # the first and the last of what it wrote to stderr
         self.code: int | None = None
         self.error: BaseException | None = None
         self.started = False  # whether it wrote anything to stderr
@@ -119,12 +119,13 @@ class Call:
             if self._abandoned:
                 raise _Abandoned
             if stream == 2:
+                self.head += data[: WORDS - len(self.head)]
                 self.words = (self.words + data)[-WORDS:]
                 if not self.started:
                     self.started = True
                     self._changed.notify_all()
-                return
-            self._out(data)
+            else:
+                self._out(data)
             self._size += len(data)
             if self._limit is not None and self._size > self._limit and not self.flooded:
                 self.flooded = True

@@ -2,7 +2,7 @@
 
 The engine is the one that DOCKER_HOST names, else that of Docker's current context or the usual socket. podman
 keeps two small helper processes for five minutes after each command, unless its containers.conf sets
-exit_command_delay = 0 under [engine]. Knows the engine's API; nothing of commands or tasks.
+exit_command_delay = 1 under [engine]. Knows the engine's API; nothing of commands or tasks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from .reaper import Reaper, driver_id, is_gone
 from .remote import RemoteBackend
 
 IMAGE_VARIABLE = "SWEGYM_TUTORIAL_IMAGE"  # names another image for tasks that bring files
-CONNECT_TIMEOUT = 5  # seconds
+CONNECT_TIMEOUT = 15  # seconds: podman on a machine with ten times its load was seen to take more than 5
 API_TIMEOUT = 120  # seconds for one answer of the engine
+CLOSING_TIMEOUT = 30  # the same, once the backend is closed
 RUN, DRIVER, BACKEND, INSTANCE = "swegym.run", "swegym.driver", "swegym.backend", "swegym.instance"
 # What root needs to be root among the image's files, some of which other users own. No capability reaches
 # beyond the container's own files: not SETUID, KILL, NET_RAW, MKNOD, SYS_CHROOT and the engine's other defaults.
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
 _READ = 1 << 20
 _REMOVALS = 5  # tries
+_REMOVAL_PATIENCE = 10.0  # seconds after which no other try is begun
+_ASKED = 9  # times for an exit code: 5 s in all
 
 
 class DockerBackend(RemoteBackend):
@@ -94,6 +97,7 @@ class DockerBackend(RemoteBackend):
                     working_dir="/",
                     labels=labels,
                     host_config=self._limits(),
+                    use_config_proxy=False,  # a proxy of the user's may hold a password, and there is no network
                 )
                 self._api.start(name)
             self._warn(made.get("Warnings") or ())
@@ -124,8 +128,18 @@ class DockerBackend(RemoteBackend):
         )
         return limits
 
+    def close(self) -> None:
+        """Close all; see the protocol. An engine that answers nothing is not waited for as long as otherwise."""
+        self._api.timeout = CLOSING_TIMEOUT
+        super().close()
+
     def _shutdown(self) -> None:
-        self._reaper.close()
+        done = False
+        with contextlib.suppress(SandboxError):  # whose removal failed before, as the engine was away
+            for each in _containers(self._api, f"{BACKEND}={self._id}"):
+                DockerContainer(self._api, each["Id"]).remove()
+            done = True
+        self._reaper.close(done)
         self._api.close()
 
 
@@ -153,10 +167,21 @@ class DockerContainer(Container):
                     take(stream, data)
             finally:
                 answer.close()
-        with contextlib.suppress(SandboxError), talking("its exit code could not be read"):
-            return int(
-                self._api.exec_inspect(made)["ExitCode"]
-            )  # of use only where the engine started nothing
+        return self._exit_code(made)
+
+    def _exit_code(self, made: str) -> int:
+        """Ask for the exit code of a program whose output is over: the engine may hear of its end a little later."""
+        import docker.errors
+
+        for number in range(_ASKED):
+            with contextlib.suppress(SandboxError), talking("its exit code could not be read"):
+                try:
+                    state = self._api.exec_inspect(made)
+                except docker.errors.NotFound:  # the engine knows nothing of it any more
+                    return -1
+                if not state["Running"]:
+                    return int(state["ExitCode"])
+            time.sleep(0.01 * 2**number)
         return -1
 
     def put(self, path: str, data: bytes) -> None:
@@ -197,6 +222,7 @@ class DockerContainer(Container):
         """End and delete it; see Container."""
         import docker.errors
 
+        end = time.monotonic() + _REMOVAL_PATIENCE
         for number in range(_REMOVALS):
             try:
                 with talking(f"container {self.name} could not be removed"):
@@ -212,7 +238,7 @@ class DockerContainer(Container):
                     else:
                         return
             except SandboxError:
-                if number == _REMOVALS - 1:
+                if number == _REMOVALS - 1 or time.monotonic() > end:
                     raise
             time.sleep(0.2 * (number + 1))
             if "removed from outside" in (self.fault() or ""):

@@ -10,6 +10,7 @@ Knows Modal; commands are contained.py's, the client's peculiarities are modal_c
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import math
 import os
@@ -98,9 +99,16 @@ class ModalContainer(Container):
                 take(number, data)
 
         # All at once: wait() alone at a deadline loses the output, and one after the other costs a round trip.
-        *_, code = await asyncio.gather(
-            pass_on(1, process.stdout), pass_on(2, process.stderr), process.wait.aio()
-        )
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (pass_on(1, process.stdout), pass_on(2, process.stderr), process.wait.aio())
+        ]
+        try:
+            *_, code = await asyncio.gather(*calls)
+        finally:  # where one fails, the others may too, and asyncio would tell the terminal
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
         return int(code)
 
     def put(self, path: str, data: bytes) -> None:
@@ -163,6 +171,16 @@ class ModalBackend(RemoteBackend):
         self._app_lock = threading.Lock()
         self._app: Any = None
         self._built = self._asked = 0
+        atexit.register(self._at_exit)  # after the client's own, and so called before it ends its connections
+
+    def close(self) -> None:
+        """Close all; see the protocol."""
+        super().close()
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        with contextlib.suppress(SandboxError):
+            self.close()
 
     def _fetch(self, image: str, task: Task) -> Any:
         found, why = self._build(image)

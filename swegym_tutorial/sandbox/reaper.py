@@ -53,7 +53,7 @@ def _start_of(pid: int) -> str:
 
 
 class Reaper:
-    """The child process. close() once the backend has removed all of its own."""
+    """The child process. close() once the backend has removed all of its own, or could not."""
 
     def __init__(self, kind: str, backend: str) -> None:
         package = Path(__file__).resolve().parent.parent.parent
@@ -68,12 +68,15 @@ class Reaper:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
 
-    def close(self) -> None:
+    def close(self, done: bool = True) -> None:
+        """Let it go; where not all is done it goes on trying for a while by itself."""
         assert self._child.stdin is not None
         with contextlib.suppress(OSError, ValueError):
-            self._child.stdin.write(_DONE)
+            if done:
+                self._child.stdin.write(_DONE)
             self._child.stdin.close()
-        self._child.wait()
+        if done:
+            self._child.wait()
 
 
 def _driver_is_done(parent: int) -> bool:

@@ -19,8 +19,9 @@ import tarfile
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -36,7 +37,7 @@ STARTS = 6  # tries to start a container where the engine is busy
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before the second try, doubled each time; give or take half
 SETUP_TIMEOUT = 300.0  # seconds for a task's set-up, and for git to put its repository in order
 ASKED_AT_ONCE = 8  # images that are asked for at the same time
-CLOSED_AT_ONCE = 16
+CLOSED_AT_ONCE = 64
 
 # The local sandbox's, but the user is the image's root. LC_ALL is cleared, so that LANG counts as it does there;
 # set to C.UTF-8, bash would complain in every output of an image that lacks this locale.
@@ -56,6 +57,7 @@ git checkout -q -f --detach "$base" && git reset -q --hard "$base" && git clean 
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+Item = TypeVar("Item")
 
 
 class RemoteBackend(ABC):
@@ -126,11 +128,12 @@ class RemoteBackend(ABC):
     def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Find the tasks that cannot be opened here; see the protocol."""
         images = list(dict.fromkeys(task.image for task in tasks if task.image))
-        pool = ThreadPoolExecutor(ASKED_AT_ONCE)
+        futures = in_threads(self._why_missing, images, ASKED_AT_ONCE)
         try:
-            why = dict(zip(images, pool.map(self._why_missing, images), strict=True))
+            why = {image: future.result() for image, future in zip(images, futures, strict=True)}
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no image
+            for future in futures:  # an interrupt waits for no image
+                future.cancel()
         found = {task.instance_id: why.get(task.image) for task in tasks}
         found |= {
             task.instance_id: "it brings neither an image nor files"
@@ -150,9 +153,8 @@ class RemoteBackend(ABC):
         with contextlib.ExitStack() as closing:  # one that fails to close stops no other
             closing.callback(self._shutdown)
             closing.callback(self._wait_for_openings)
-            with ThreadPoolExecutor(CLOSED_AT_ONCE) as pool:
-                for future in [pool.submit(sandbox.close) for sandbox in sandboxes]:
-                    closing.callback(future.result)
+            for future in in_threads(RemoteSandbox.close, sandboxes, CLOSED_AT_ONCE):
+                closing.callback(future.result)
 
     def _image_of(self, task: Task) -> Any:
         """Fetch an image, or wait for who fetches it already; close() ends the waiting, not the fetching."""
@@ -257,6 +259,27 @@ def _fill(future: Future[Any], make: Callable[..., Any], *arguments: Any) -> Non
         future.set_exception(error)
 
 
+def in_threads(work: Callable[[Item], Value], items: Sequence[Item], at_once: int) -> Sequence[Future[Value]]:
+    """Begin the work on each item, so many at once; return what becomes of each.
+
+    An executor would refuse it while the interpreter ends, which is when sandboxes must be closed, and would not
+    let the interpreter end before the work does.
+    """
+    futures: list[Future[Value]] = [Future() for _ in items]
+    waiting = deque(zip(futures, items, strict=True))
+
+    def main() -> None:
+        while waiting:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                future, item = waiting.popleft()
+                if future.set_running_or_notify_cancel():
+                    _fill(future, work, item)
+
+    for _ in range(min(at_once, len(items))):
+        threading.Thread(target=main, name="one of several calls", daemon=True).start()
+    return futures
+
+
 class Once(Generic[Key, Value]):
     """Values that are made once: by the first who asks, while the others wait. An error is not remembered."""
 
@@ -306,12 +329,12 @@ def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def _environment(sandbox: RemoteSandbox, task: Task) -> Mapping[str, str]:
     """Run a task's set-up, and return the environment that it leaves. Raises SandboxError where it fails."""
     mark = secrets.token_hex(8)
-    code = f"{task.setup}\nstatus=$?; printf '\\n{mark}\\0'; env -0; exit $status"
+    code = f"{task.setup}\nstatus=$?; printf '\\n{mark}\\0'; env -0 || exit; exit $status"
     result = sandbox.exec(code, timeout=SETUP_TIMEOUT, output_bytes=4 << 20)
-    before, _, after = result.output.rpartition(f"\n{mark}\0")
-    if result.exit_code or not after:
+    before, found, after = result.output.rpartition(f"\n{mark}\0")
+    if result.exit_code or not found:
         late = f", killed after {SETUP_TIMEOUT:.0f} s" if result.timed_out else ""
-        said = (before or result.output).strip()[-300:]
+        said = (before.strip() or result.output.strip())[-300:].replace("\0", " ")
         raise SandboxError(
             f"the set-up of {task.instance_id} failed with {result.exit_code}{late}: {said or 'it said nothing'}"
         )

@@ -16,9 +16,10 @@ from . import REPOSITORY
 
 BASH = ("/bin/bash", "-p", "-c")  # -p: no file or function named by the environment is read
 
-# Process 1 of a container: it lives for $1 seconds, reaps what is orphaned, and no signal from inside ends it.
-# It has no child that could be killed. It wakes up since bash reaps nothing while `read -t` waits.
+# Process 1 of a container: it lives for $1 seconds, reaps what is orphaned, and no signal from inside ends it,
+# also none of those that bash has a handler for. It has no child that could be killed. It wakes up since bash reaps nothing while `read -t` waits.
 _KEEP = """
+trap '' {1..16} {18..64} 2> /dev/null
 exec {never}<> <(:) || exec sleep "$1"
 while (( SECONDS < $1 )); do read -r -t 0.2 -u $never; done
 """
@@ -67,7 +68,8 @@ exec 4< <(
 read -r -t "$1" -u 4 status
 ended=$?
 sweep || exit
-if (( ended > 128 )); then echo late; else echo "exit ${{status:-137}}"; fi >&3
+[[ $status =~ ^[0-9]{{1,3}}$ ]] || status=137
+if (( ended > 128 )); then echo late; else echo "exit $status"; fi >&3
 exit 0
 """
 
@@ -159,9 +161,13 @@ class Told:
         return self.late or self.exit_code is not None
 
 
-def told(words: bytes) -> Told:
-    """Read what it said on stderr. The last word counts: nothing else is alive when it is spoken."""
-    found = re.search(rb"(?:^|\n)(?:exit (\d+)|late)\n\Z", words)
+def told(head: bytes, words: bytes) -> Told:
+    """Read the first and the last of what it said on stderr.
+
+    The first word is spoken before the command is there, the last one when nothing else is alive, unless the
+    command has ended the supervisor and speaks for it: then the supervisor's exit code is not 0.
+    """
+    found = re.search(rb"(?:^|\n)(?:exit (\d{1,3})|late)\n\Z", words)
     if not found:
-        return Told(b"started\n" in words)
+        return Told(b"started\n" in head)
     return Told(True, int(found[1]) if found[1] else None, late=not found[1])

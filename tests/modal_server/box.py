@@ -257,6 +257,8 @@ class Box:
         if self._pid and self._entry is not None and self._entry.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
+            for process in self._processes[1:]:  # nsenter stops with what it runs, and then hinders its end
+                process.kill()
 
     def remove(self) -> None:
         """Delete its files, once it has ended. What it wrote can be read until it is closed."""

@@ -160,7 +160,7 @@ def _configuration(folder: Path, driver: str, address: str) -> dict[str, str]:
         "CONTAINERS_CONF": (
             "[containers]\ndefault_ulimits = []\n[engine]\n"
             'runtime = "runc"\ncgroup_manager = "cgroupfs"\n'  # crun needs cgroups of one version
-            'events_logger = "none"\nexit_command_delay = 0\n'  # or a helper of each exec lives for minutes
+            'events_logger = "none"\nexit_command_delay = 1\n'  # seconds; or a helper of each exec lives for minutes
             f'tmp_dir = "{folder}/tmp"\nimage_copy_tmp_dir = "{folder}"\n'
         ),
         "CONTAINERS_STORAGE_CONF": (

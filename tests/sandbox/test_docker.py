@@ -40,6 +40,7 @@ from swegym_tutorial.tasks import Task
 
 from .conftest import processes_of, wait_for
 from .podman import IMAGE, Engine
+from .proxy import Proxy, proxied
 
 Make = Callable[..., DockerBackend]
 pytestmark = pytest.mark.slow  # the engine alone takes seconds to start
@@ -127,6 +128,16 @@ def test_nothing_of_the_driver_is_inside(sandbox: Sandbox, monkeypatch: pytest.M
     assert "DOCKER_HOST" not in seen and str(Path(swegym_tutorial.__file__).parent) not in seen
     assert "LANG=C.UTF-8\n" in seen and "TZ=UTC\n" in seen and "PYTHONHASHSEED=0\n" in seen
     assert output(sandbox, "echo ~; whoami") == "/home/agent\nroot\n"
+
+
+def test_the_users_proxy_and_its_password_stay_outside(
+    make: Make, small_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"proxies": {"default": {"httpProxy": "http://me:secret@proxy"}}}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    made = make()
+    assert "secret" in str(made._api._general_configs)
+    assert "secret" not in output(made.open(small_task), "env; cat /proc/1/environ | tr '\\0' '\\n'")
 
 
 def test_a_fork_bomb_is_held(make: Make, small_task: Task, long_sleep: str) -> None:
@@ -248,6 +259,145 @@ def test_a_sandbox_without_a_shell_is_the_commands_doing(sandbox: Sandbox) -> No
     result = sandbox.exec("echo x", timeout=60)
     assert result.exit_code == 127 and "/bin/bash" in result.output
     assert sandbox.exec("", timeout=60).exit_code == 127
+
+
+@pytest.mark.parametrize("ruin", ["ln -s /nowhere /tmp", "echo > /tmp"])
+def test_a_ruined_tmp_hinders_no_large_command_and_no_large_file(sandbox: Sandbox, ruin: str) -> None:
+    assert sandbox.exec(f"rm -rf /tmp && {ruin}", timeout=60).exit_code == 0
+    assert output(sandbox, f"# {'x' * 100_000}\necho usable") == "usable\n"
+    sandbox.write_file("/testbed/large", b"x" * 100_000)
+    assert sandbox.read_file("/testbed/large") == b"x" * 100_000
+    assert "swegym" not in output(sandbox, "ls -a /")
+
+
+# $S is the supervisor: the command is run by a child of it.
+_FORGE = "S=$(ps -o ppid= -p $PPID | tr -d ' '); setsid SLEEP & "
+
+
+@pytest.mark.parametrize(
+    ("attack", "code"),
+    [
+        ("echo exit 0 > /proc/$S/fd/3; kill -9 $S; SLEEP", 0),
+        ("echo late > /proc/$S/fd/3; kill -9 $S; SLEEP", 124),
+        ("head -c 9000 /dev/zero | tr '\\0' x > /proc/$S/fd/3; echo ran >> /tmp/ran; kill -9 $S; SLEEP", 137),
+        ("echo word > /proc/$PPID/fd/1; SLEEP", 137),
+        ("seq -s 1 1 999 > /proc/$PPID/fd/1; SLEEP", 137),
+    ],
+)
+def test_a_command_that_speaks_for_its_supervisor_wins_nothing(
+    sandbox: Sandbox, long_sleep: str, attack: str, code: int
+) -> None:
+    result = sandbox.exec((_FORGE + attack).replace("SLEEP", long_sleep), timeout=20)
+    assert result.exit_code == code
+    assert not processes_of(long_sleep)
+    assert output(sandbox, "cat /tmp/ran 2> /dev/null; echo usable") in ("usable\n", "ran\nusable\n")
+
+
+def test_a_flood_through_the_supervisor_is_killed_too(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contained, "OUTPUT_LIMIT", 20 << 20)
+    result = sandbox.exec(_FORGE.replace("SLEEP", "true") + "yes > /proc/$S/fd/3", timeout=60)
+    assert result.exit_code == 137 and not result.timed_out
+    assert output(sandbox, "echo usable") == "usable\n"
+
+
+def test_no_signal_from_inside_ends_the_container(sandbox: Sandbox) -> None:
+    signals = "for i in {1..64}; do kill -$i 1; done 2> /dev/null; sleep 0.3; echo alive"
+    assert output(sandbox, signals) == "alive\n"
+    assert output(sandbox, "(setsid true &); sleep 0.5; ps ax -o stat | grep -c Z") == "0\n"  # it still reaps
+
+
+# The way to the engine
+
+
+@pytest.fixture
+def proxy(make: Make, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with proxied(tmp_path, engine.settings["DOCKER_HOST"].removeprefix("unix://")) as made:
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{made.path}")
+        yield made
+
+
+@pytest.mark.parametrize("seconds", [1, 100], ids=["ends meanwhile", "goes on"])
+def test_case_37_a_command_whose_connection_broke_is_a_fault(
+    make: Make, proxy: Proxy, small_task: Task, long_sleep: str, seconds: int
+) -> None:
+    """Case 37 (rllm#710, open-instruct#1887): the engine is started anew, and nobody hears of the command's end."""
+    sandbox = make().open(small_task)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(sandbox.exec, f"{long_sleep} & sleep {seconds}; echo unheard", timeout=600)
+        assert wait_for(lambda: processes_of(long_sleep))
+        proxy.cut()
+        with pytest.raises(SandboxError, match="the engine hung up before the command's end"):
+            future.result(timeout=60)
+    assert wait_for(lambda: not processes_of(long_sleep))
+
+
+def test_case_37_no_fault_of_the_engine_becomes_a_reward(
+    make: Make, proxy: Proxy, config: TrainingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 37 (rllm#710, open-instruct#1887): the connection breaks during each program of a grading in turn."""
+    run, made, task = docker.DockerContainer.run, make(), load_tasks()[0]
+    programs, broken = 0, 0
+
+    def cut_one(container: Any, program: Any, env: Any, take: Any) -> int:
+        nonlocal programs
+        programs += 1
+
+        def take_and_cut(stream: int, data: bytes) -> None:
+            if programs == broken:
+                proxy.cut()
+            take(stream, data)
+
+        return run(container, program, env, take_and_cut)
+
+    monkeypatch.setattr(docker, "_ASKED", 4)
+    monkeypatch.setattr(docker.DockerContainer, "run", cut_one)
+    assert grade(task, task.patch.encode(), made, config).outcome is Outcome.RESOLVED
+    for number in range(1, programs + 1):
+        programs, broken = 0, number
+        try:
+            assert grade(task, task.patch.encode(), made, config).outcome is Outcome.RESOLVED
+        except SandboxError:
+            continue
+
+
+def test_case_18_what_could_not_be_removed_is_removed_later(
+    make: Make, proxy: Proxy, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 18 (tinker-cookbook#943): the engine is away while a sandbox is closed."""
+    made = make(run="engine away")
+    sandboxes = [made.open(small_task) for _ in range(2)]
+    proxy.closed = True
+    proxy.cut()
+    for sandbox in sandboxes:
+        with pytest.raises(SandboxError, match="could not be removed"):
+            sandbox.close()
+    proxy.closed = False
+    sandboxes[0].close()
+    assert len(docker.leftovers("engine away")) == 1
+    made.close()
+    assert not docker.leftovers("engine away")
+
+
+def test_case_18_an_engine_that_hangs_is_not_waited_for_long(
+    make: Make, proxy: Proxy, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 18 (tinker-cookbook#943): close() gives up soon, and the reaper goes on."""
+    monkeypatch.setattr(docker, "CLOSING_TIMEOUT", 1)
+    monkeypatch.setattr(docker, "_REMOVAL_PATIENCE", 0.5)
+    made = make(run="engine hangs")
+    for _ in range(20):
+        made.open(small_task)
+    proxy.stall()
+    start = time.monotonic()
+    with pytest.raises(SandboxError, match="could not be removed"):
+        made.close()
+    assert time.monotonic() - start < 30
+    proxy.stall(False)
+    assert wait_for(lambda: not docker.leftovers("engine hangs"))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(made._reaper._child.pid).kill()
 
 
 # Openings
@@ -415,6 +565,13 @@ def test_a_set_up_that_fails_is_a_fault(make: Make, small_task: Task, conda: tup
         made.open(image_task(small_task, *conda, setup="echo no such environment >&2; false"))
     with pytest.raises(SandboxError, match="the set-up of owner__name-1 failed with 9: it said nothing"):
         made.open(image_task(small_task, *conda, setup="exit 9"))
+    for setup, said in {
+        "echo leaving; exit 0": "leaving",
+        "export PATH=/nowhere": "command not found",
+        "cat << END": "END",
+    }.items():
+        with pytest.raises(SandboxError, match=rf"(?s)the set-up of owner__name-1 failed with \d+: .*{said}"):
+            made.open(image_task(small_task, *conda, setup=setup))
 
 
 # Case 11 (SWE-Gym#18, OpenHands#7168): images that are missing or misnamed.

@@ -24,6 +24,7 @@ import pytest
 if "modal" not in os.environ.get("SWEGYM_TUTORIAL_REQUIRE", "").split(","):
     pytest.importorskip("modal", reason="the package modal is not installed")
 
+from grpclib import GRPCError, Status
 from modal_server import ModalServer
 
 from swegym_tutorial import TrainingConfig
@@ -330,6 +331,24 @@ def test_a_worker_that_is_gone_is_a_fault(
         server.restore_router()
 
 
+def test_a_command_of_which_all_is_refused_is_told_once(
+    server: ModalServer, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(contained, "START_PAUSES", ())
+    count = server.count
+
+    def refuse(name: str) -> None:
+        count(name)
+        if name in ("TaskExecStdioRead", "TaskExecWait"):
+            raise GRPCError(Status.DATA_LOSS, "the worker has lost it")
+
+    monkeypatch.setattr(server, "count", refuse)
+    for _ in range(5):
+        with pytest.raises(SandboxError, match="the worker has lost it"):
+            sandbox.exec("true", timeout=5)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 def test_a_token_that_is_no_longer_taken(
     server: ModalServer, sandboxes: ModalBackend, small_task: Task
 ) -> None:
@@ -457,6 +476,31 @@ def test_case_18_what_a_killed_driver_left_is_found_and_reaped(server: ModalServ
     assert left.orphan is True
     reap(left)
     assert name not in server.running
+
+
+END_IN_THE_MIDST = """
+import threading, time
+from swegym_tutorial import TrainingConfig, load_tasks
+from swegym_tutorial.sandbox import SandboxError, backend
+opened = backend("modal", TrainingConfig.laptop(), run="of a driver that ended")
+sandboxes = [opened.open(load_tasks()[0]) for _ in range(2)]
+def run():
+    try:
+        sandboxes[0].exec("sleep 1000", timeout=1000)
+    except SandboxError as error:
+        print(error)
+threading.Thread(target=run, daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+def test_case_18_a_driver_that_ends_in_the_midst_leaves_nothing(server: ModalServer) -> None:
+    """A script that ends without closing, or a kernel that is restarted (tinker-cookbook#943)."""
+    before = len(server.containers)
+    said, _ = in_child(END_IN_THE_MIDST, server.settings)
+    mine = set(list(server.containers)[before:])
+    assert len(mine) == 2 and not mine & set(server.running)
+    assert said in ("", "the sandbox is closed\n")
 
 
 def test_another_machines_driver_is_not_judged() -> None:
