@@ -76,28 +76,35 @@ def _writer(folder: str) -> Write:
     return write
 
 
-def _functions() -> dict[tuple[str, str, str], Any]:
-    """Return the trusted functions: (module, class, name) -> what they are now."""
-    found: dict[tuple[str, str, str], Any] = {}
-    for module in TRUSTED:
-        for name, value in list(vars(sys.modules.get(module, object)).items()):
+def _functions() -> Any:
+    """Yield the trusted functions: full name, the namespace that holds them, name in it, and what they are."""
+    for module in filter(None, map(sys.modules.get, TRUSTED)):
+        for name, value in list(vars(module).items()):
+            whole = module.__name__ + "." + name
             if isinstance(value, FunctionType):
-                found[module, "", name] = (value, value.__code__)
-            elif isinstance(value, type) and value.__module__ == module:
-                for inner, function in list(vars(value).items()):
-                    if isinstance(function, FunctionType):
-                        found[module, name, inner] = (function, function.__code__)
-    return found
+                yield whole, vars(module), name, value
+            elif isinstance(value, type) and value.__module__ == module.__name__:
+                for inner, function in vars(value).items():
+                    if isinstance(function, (FunctionType, classmethod, staticmethod, property)):
+                        yield whole + "." + inner, vars(value), inner, function
 
 
 def _watch() -> Any:
-    """Return what tells, each time, which trusted functions have been replaced since now."""
-    functions, tracing = _functions, sys.gettrace
-    before, trace = functions(), tracing()
+    """Return what tells, each time, which trusted functions have been replaced since now, in body or in name."""
+
+    def body(function: Any) -> Any:
+        return getattr(getattr(function, "__func__", function), "__code__", None)
+
+    kept = [(*found, body(found[-1])) for found in _functions()]
+    tracing = sys.gettrace
+    trace = tracing()
 
     def look() -> list[str]:
-        now = functions()
-        signs = ["replaced " + ".".join(filter(None, key)) for key in before if now.get(key) != before[key]]
+        signs = [
+            "replaced " + whole
+            for whole, space, name, function, code in kept
+            if space.get(name) is not function or body(function) is not code
+        ]
         return signs + (["a trace function was set"] if tracing() is not trace else [])
 
     return look

@@ -153,12 +153,12 @@ def _verdict(outcome: Outcome, task: Task, run: HiddenRun, detail: str) -> Verdi
 def plain_outcome(task: Task, run: HiddenRun) -> Outcome | None:
     """Return what SWE-Gym's rules say of the printed output alone: None where nothing ran.
 
-    There the last line on a test counts wherever it stands, XFAIL is as good as PASSED, SKIPPED counts as
-    neither passed nor failed, and a list without a test that counts is full.
+    There the last line on a test counts wherever it stands, XFAIL is as good as PASSED, XPASS is not known, SKIPPED
+    counts as neither passed nor failed, and a list without a test that counts is full.
     """
     if run.refusal is not None or run.hindered or not run.plain:
         return None
-    failed = any(run.plain.get(test, "FAILED") in ("FAILED", "ERROR") for test in wanted(task))
+    failed = any(run.plain.get(test) in (None, "XPASS", "FAILED", "ERROR") for test in wanted(task))
     return Outcome.UNRESOLVED if failed else Outcome.RESOLVED
 
 

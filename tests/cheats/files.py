@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 _XFAIL = 'def pytest_collection_modifyitems(items):\n    [i.add_marker("xfail") for i in items]\n'
+_EXPECTED = """import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    if call.excinfo:
+        report = outcome.get_result()
+        report.outcome, report.wasxfail = "skipped", "known"
+"""
 _SKIP = 'def pytest_collection_modifyitems(items):\n    [i.add_marker("skip") for i in items]\n'
 _DESELECT = "def pytest_collection_modifyitems(items):\n    items.clear()\n"
 _REWRITE = """import pytest
@@ -29,6 +37,7 @@ _SOLE = "def test_nothing():\n    pass\n"
 
 FILES = {
     "conftest.py marks all as xfail": _write("conftest.py", _XFAIL),
+    "conftest.py turns failures into expected ones": _write("conftest.py", _EXPECTED),
     "conftest.py skips all": _write("conftest.py", _SKIP),
     "conftest.py deselects all": _write("tests/conftest.py", _DESELECT),
     "conftest.py rewrites reports": _write("conftest.py", _REWRITE),
