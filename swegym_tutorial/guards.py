@@ -130,7 +130,8 @@ def put_back(sandbox: Sandbox, guard: Guard, changed: Sequence[str], clear: Sequ
     task = guard.task
     back, new = guard.guarded(changed)
     _write(sandbox, _LIST, (*guard.tests, *clear, *back))
-    _write(sandbox, f"{_LIST}.new", list(dict.fromkeys(new.values())))
+    if new:
+        _write(sandbox, f"{_LIST}.new", list(dict.fromkeys(new.values())))
     names = f"list={in_shell(_LIST)} base={shlex.quote(task.base_commit.strip() or 'HEAD')}"
     result = sandbox.exec(f"{names}\n{OWN_GIT}{_PUT_BACK}", timeout=GIT_TIMEOUT)
     if result.timed_out:

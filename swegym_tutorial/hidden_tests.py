@@ -127,7 +127,9 @@ def run_hidden_tests(
     guarded=False runs them as SWE-Gym does: only the files of the test patch are put back, and nothing but what is
     printed tells results.
     """
-    kit = make_kit(harness.canary_folder(task) if guarded else None)
+    texts = (*task.files.values(), task.test_patch)
+    unittests = not task.files or any("unittest" in text for text in texts)
+    kit = make_kit(harness.canary_folder(task) if guarded else None, unittests)
     mark = secrets.token_hex(12)
     with closing(sandboxes.open(task)) as sandbox:
         try:

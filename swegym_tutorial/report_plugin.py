@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import sys
-import unittest.case  # noqa: F401  # loaded, so that it is watched
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
 from types import FunctionType

@@ -118,10 +118,7 @@ _WORDS = (
 
 # Functions and methods: where a repository's pytest collects one kind only, the other is not missed. The numbers
 # are no constants, so that nothing is known before the test runs.
-_CANARY = """\
-import unittest
-
-
+_FUNCTIONS = """\
 def {plain}():
     numbers = list(range({start}, {stop}))
     assert len(numbers) == {length}
@@ -130,6 +127,10 @@ def {plain}():
 def {wrong}():
     numbers = list(range({start}, {stop}))
     assert len(numbers) == {other}
+"""
+_METHODS = """
+
+import unittest
 
 
 class {group}(unittest.TestCase):
@@ -149,6 +150,7 @@ class Kit:
     key: bytes = field(repr=False)
     canary: Canary | None
     canary_text: str = field(default="", repr=False)
+    methods: bool = False  # whether unittest has a part in the tests
 
     @property
     def folder(self) -> str:
@@ -166,7 +168,8 @@ class Kit:
 
     def write(self, sandbox: Sandbox) -> None:
         """Put everything in place. Raises SandboxError."""
-        sandbox.write_file(f"{self.folder}/{self.name}.py", _plugin())
+        watched = b"import unittest.case\n" if self.methods else b""  # what is loaded, the plugin watches
+        sandbox.write_file(f"{self.folder}/{self.name}.py", _plugin() + watched)
         sandbox.write_file(f"{self.folder}/key", self.key)
         if self.canary is not None:
             sandbox.write_file(f"{REPOSITORY}/{self.canary.path}", self.canary_text.encode())
@@ -185,8 +188,11 @@ def _plugin() -> bytes:
     return files(__package__).joinpath("report_plugin.py").read_bytes()
 
 
-def make_kit(folder: str | None) -> Kit:
-    """Make what one run needs. folder: of the repository, where the canaries go; None for none."""
+def make_kit(folder: str | None, methods: bool = True) -> Kit:
+    """Make what one run needs. folder: of the repository, where the canaries go; None for none.
+
+    methods: whether some are unittest's; a repository without unittest is spared the loading of it.
+    """
     name, key = f"plugin_{secrets.token_hex(8)}", secrets.token_bytes(32)
     if folder is None:
         return Kit(name, key, None)
@@ -196,7 +202,7 @@ def make_kit(folder: str | None) -> Kit:
     start, length = draw.randrange(3, 90), draw.randrange(3, 90)
     group, stop = f"Test{words[3].title()}{words[4].title()}", start + length
     path = str(PurePosixPath(folder) / f"test_{'_'.join(words[2:])}_{secrets.token_hex(2)}.py")
-    text = _CANARY.format(
+    text = (_FUNCTIONS + _METHODS if methods else _FUNCTIONS).format(
         plain=plain,
         wrong=wrong,
         group=group,
@@ -208,10 +214,10 @@ def make_kit(folder: str | None) -> Kit:
     )
     expected = {
         f"{path}::{where}{test}": status
-        for where in ("", f"{group}::")
+        for where in ("", f"{group}::")[: 1 + methods]
         for test, status in ((plain, "PASSED"), (wrong, "FAILED"))
     }
-    return Kit(name, key, Canary(path, expected), text)
+    return Kit(name, key, Canary(path, expected), text, methods)
 
 
 def read_report(data: bytes, key: bytes) -> Report:

@@ -115,6 +115,7 @@ class Trust:
     not_valid: Mapping[str, str] = field(default_factory=dict)  # instance_id -> why
     flaky: frozenset[str] = frozenset()  # instance_ids
     gold: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # valid task -> test -> status
+    told: Mapping[str, int] = field(default_factory=dict)  # valid task -> tests that told a result with gold
     never_validated: tuple[str, ...] = ()  # instance_ids; none of the bundled, whose own tests validate them
 
 
@@ -130,6 +131,7 @@ def trust_in(tasks: Sequence[Task]) -> Trust:
         },
         flaky=frozenset(name for name, record in known.items() if record.status == FLAKY),
         gold={name: record.gold for name, record in known.items() if record.status == VALID},
+        told={name: record.told for name, record in known.items() if record.status == VALID},
         never_validated=tuple(task.instance_id for task in unknown),
     )
 
@@ -142,6 +144,7 @@ def make_grader(sandboxes: SandboxBackend, config: TrainingConfig, trust: Trust)
         sandboxes,
         config,
         gold=trust.gold,
+        told=trust.told,
         flaky=trust.flaky,
         share_verdicts=config.share_verdicts,
         grade_empty_patches=config.grade_empty_patches,

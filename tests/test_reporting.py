@@ -63,7 +63,7 @@ def run(tmp_path: Path, *arguments: str):
     folder, tests = tmp_path / kit.name, tmp_path / "repository" / "tests"
     folder.mkdir()
     tests.mkdir(parents=True)
-    (folder / f"{kit.name}.py").write_bytes(reporting._plugin())
+    (folder / f"{kit.name}.py").write_bytes(reporting._plugin() + b"import unittest.case\n")
     (folder / "key").write_bytes(kit.key)
     (tests / "test_all.py").write_text(TESTS)
     assert kit.canary is not None
@@ -152,6 +152,7 @@ def test_canaries_must_come_out_as_they_must_in_each_channel_that_tells_them():
 
 
 def test_no_two_kits_are_alike_and_their_canaries_are_sound():
+    assert set(make_kit(".", methods=False).canary.expected.values()) == {"PASSED", "FAILED"}
     kits = [make_kit("a/b") for _ in range(50)]
     assert len({kit.name for kit in kits}) == len({kit.canary.path for kit in kits}) == 50
     for kit in kits:
