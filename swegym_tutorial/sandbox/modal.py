@@ -28,7 +28,7 @@ from ..config import TrainingConfig
 from ..tasks import Task
 from . import Leftover, SandboxError, supervisor
 from .container import Container
-from .modal_client import Pending, check, client, failures, within, words
+from .modal_client import Late, Pending, check, client, failures, within, words
 from .remote import RemoteBackend
 
 APP = os.environ.get("SWEGYM_TUTORIAL_MODAL_APP", "swegym-tutorial")
@@ -36,6 +36,9 @@ OWN_IMAGE = "python:3.11-slim"  # for tasks that bring files: with git and pytes
 PYTEST = "pytest>=8,<10"
 PATIENCE = 60.0  # seconds for a short question
 FILE_PATIENCE = 300.0  # seconds for moving a file
+OPENING_PATIENCE = (
+    600.0  # seconds for making a sandbox, and for its first answer: a worker may load gigabytes
+)
 CLOSING_PATIENCE = 10.0  # seconds for which close() waits for a sandbox that is just being made
 TAG_SIZE = 50
 _PROJECT = "swegym-tutorial"
@@ -122,7 +125,12 @@ class ModalContainer(Container):
         self.put(path, archive)
         said: list[bytes] = []
         code = 'tar -x -f "$0" -C / --no-same-owner 2>&1; status=$?; rm -f "$0"; exit $status'
-        status = self.run(["/bin/sh", "-c", code, path], {}, lambda stream, data: said.append(data))
+        program = ["/bin/sh", "-c", code, path]
+        status = within(
+            FILE_PATIENCE,
+            "unpacking files",
+            lambda: self.run(program, {}, lambda stream, data: said.append(data)),
+        )
         if status:
             raise SandboxError(
                 f"tar failed with {status}: {b''.join(said).decode('utf-8', 'replace')[-300:]}"
@@ -230,20 +238,28 @@ class ModalBackend(RemoteBackend):
     def _start(self, image: Any, task: Task) -> Container:
         """Create a sandbox; see RemoteBackend. One that is made after nobody waits any more is terminated."""
         return self._while_open(
-            lambda: self._create(image, task), CLOSING_PATIENCE, unwanted=ModalContainer.remove
+            lambda: self._create(image, task),
+            CLOSING_PATIENCE,
+            limit=2 * OPENING_PATIENCE,
+            unwanted=ModalContainer.remove,
         )
 
     def _while_open(
         self,
         call: Callable[[], Result],
         patience: float = 0.0,
+        limit: float | None = None,
         unwanted: Callable[[Result], object] = lambda result: None,
     ) -> Result:
-        """Return what the call returns; once the backend is closed, it is waited for only so many seconds."""
+        """Return what the call returns. Raises Late after `limit` seconds.
+
+        patience: seconds for which it is waited for once the backend is closed.
+        """
         pending = Pending(call, self._lock, unwanted)
         try:
             with self._lock:
-                self._lock.wait_for(lambda: pending.done or self._closed)
+                if not self._lock.wait_for(lambda: pending.done or self._closed, limit):
+                    raise Late(f"Modal made no sandbox within {limit:.0f} s")
                 if not self._lock.wait_for(lambda: pending.done, patience):
                     raise SandboxError("the backend is closed")
             return pending.take()
@@ -266,7 +282,7 @@ class ModalBackend(RemoteBackend):
             )
         container = ModalContainer(self._modal, sandbox, lifetime)
         try:
-            container.look_around()
+            within(OPENING_PATIENCE, "the sandbox's first command", container.look_around)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 container.remove()
