@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import math
 import os
 import re
@@ -125,12 +126,8 @@ class ModalContainer(Container):
         self.put(path, archive)
         said: list[bytes] = []
         code = 'tar -x -f "$0" -C / --no-same-owner 2>&1; status=$?; rm -f "$0"; exit $status'
-        program = ["/bin/sh", "-c", code, path]
-        status = within(
-            FILE_PATIENCE,
-            "unpacking files",
-            lambda: self.run(program, {}, lambda stream, data: said.append(data)),
-        )
+        program, take = ["/bin/sh", "-c", code, path], lambda stream, data: said.append(data)
+        status = within(FILE_PATIENCE, "unpacking files", lambda: self.run(program, {}, take))
         if status:
             raise SandboxError(
                 f"tar failed with {status}: {b''.join(said).decode('utf-8', 'replace')[-300:]}"
@@ -187,6 +184,7 @@ class ModalBackend(RemoteBackend):
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # no word of the calls that end with all else
         with contextlib.suppress(SandboxError):
             self.close()
 
@@ -237,12 +235,8 @@ class ModalBackend(RemoteBackend):
 
     def _start(self, image: Any, task: Task) -> Container:
         """Create a sandbox; see RemoteBackend. One that is made after nobody waits any more is terminated."""
-        return self._while_open(
-            lambda: self._create(image, task),
-            CLOSING_PATIENCE,
-            limit=2 * OPENING_PATIENCE,
-            unwanted=ModalContainer.remove,
-        )
+        limit, unwanted = 2 * OPENING_PATIENCE, ModalContainer.remove
+        return self._while_open(lambda: self._create(image, task), CLOSING_PATIENCE, limit, unwanted)
 
     def _while_open(
         self,
@@ -251,10 +245,7 @@ class ModalBackend(RemoteBackend):
         limit: float | None = None,
         unwanted: Callable[[Result], object] = lambda result: None,
     ) -> Result:
-        """Return what the call returns. Raises Late after `limit` seconds.
-
-        patience: seconds for which it is waited for once the backend is closed.
-        """
+        """Return what the call returns; once the backend is closed, wait `patience` seconds, and never past `limit`."""
         pending = Pending(call, self._lock, unwanted)
         try:
             with self._lock:
