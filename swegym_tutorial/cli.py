@@ -56,8 +56,10 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from .run import TrainingRun
     from .terminal import evaluation_lines, fault_lines, reward_line, summarise, watch
 
-    if args.resume and (args.output is None or not (args.output / "config.json").is_file()):
+    if args.resume and args.output is None:
         parser.error("--resume goes on with a run: name its folder with --output")
+    if args.resume and not (args.output / "config.json").is_file():
+        parser.error(f"{args.output} holds no run to go on with: it has no config.json")
     config = _config(args, parser)
     if args.smoke_test:
         return _smoke_test(config, parser)
@@ -90,6 +92,8 @@ def _smoke_test(config: TrainingConfig, parser: argparse.ArgumentParser) -> int:
     from .connect import RunError
     from .trials import smoke_test
 
+    if config.preset != "laptop":
+        print("asking the training server; a cold one takes minutes to start", file=sys.stderr, flush=True)
     try:
         count = smoke_test(config)
     except RunError as error:

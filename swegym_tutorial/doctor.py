@@ -9,6 +9,7 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,27 +23,39 @@ class Finding:
     what: str
     works: bool
     told: str  # what was found, or the mend
-    needed: bool = False  # for the laptop run
 
 
 def report() -> bool:
-    """Print the findings; returns whether the laptop run can work here."""
-    fine = True
-    laptop = (_python, _git, _sandbox, _server, _tasks, _disk, _notebooks)
-    others = (_docker, _modal, _subprocess, _training_server, _swegym, _swegym_tasks)
-    for check in (*laptop, *others):
-        if check is others[0]:
-            print("\nOnly for the full run, and for sandboxes of other kinds:")
-        finding = check()
-        fine = fine and (finding.works or not finding.needed)
-        mark = "yes" if finding.works else "NO " if finding.needed else "no "
-        print(f"{mark}  {finding.what:22} {finding.told}")
-    print(
-        "\nThe laptop run works here."
-        if fine
-        else "\nThe laptop run does not work here yet: mend each NO above."
-    )
-    return fine
+    """Print the findings; returns whether the run that is meant can work here.
+
+    Where TINKER_BASE_URL is set that is the full run, as it is the default of `train`; else the laptop run.
+    """
+    full = bool(os.environ.get("TINKER_BASE_URL"))
+    sandboxes = {"local": _local(), "docker": _docker(), "modal": _modal(), "subprocess": _subprocess()}
+    usable = [sandboxes[kind] for kind in (("docker", "modal") if full else ("local", "docker"))]
+    lacking = [] if any(sandbox.works for sandbox in usable) else usable
+    fine = [
+        _tell("For every run", [_python(), _git(), _disk()], needed=True),
+        _tell("For the laptop run", [_server(), _tasks()], needed=not full),
+        _tell("For the full run", [_training_server(), _swegym(), _swegym_tasks()], needed=full),
+        _tell("Sandboxes", [each for each in sandboxes.values() if each not in lacking], needed=False),
+        _tell(f"{'docker or modal' if full else 'local or docker'} is needed", lacking, needed=True),
+        _tell("For notebooks", [_notebooks()], needed=False),
+    ]
+    name = "full" if full else "laptop"
+    works = "works here." if all(fine) else "does not work here yet: mend each NO above."
+    print(f"\nThe {name} run {works}")
+    return all(fine)
+
+
+def _tell(heading: str, findings: Sequence[Finding], needed: bool) -> bool:
+    """Print findings; return whether all that is needed of them works."""
+    if findings:
+        print(f"{heading}:")
+    for finding in findings:
+        mark = "yes" if finding.works else "NO " if needed else "no "
+        print(f"  {mark}  {finding.what:20} {finding.told}", flush=True)
+    return not needed or all(finding.works for finding in findings)
 
 
 def _version(name: str) -> str:
@@ -51,17 +64,15 @@ def _version(name: str) -> str:
 
 def _python() -> Finding:
     packages = [_version(name) for name in ("tinker", "transformers", "numpy")]
-    return Finding(
-        "Python and packages", True, ", ".join([f"Python {platform.python_version()}", *packages]), True
-    )
+    return Finding("Python and packages", True, ", ".join([f"Python {platform.python_version()}", *packages]))
 
 
 def _git() -> Finding:
     path = shutil.which("git")
-    return Finding("git", path is not None, path or "install git: repositories and patches need it", True)
+    return Finding("git", path is not None, path or "install git: repositories and patches need it")
 
 
-def _sandbox() -> Finding:
+def _local() -> Finding:
     from .sandbox import SandboxError
     from .sandbox.local import LocalBackend
     from .tasks import load_tasks
@@ -75,12 +86,12 @@ def _sandbox() -> Finding:
         finally:
             backend.close()
     except SandboxError as error:
-        return Finding("local sandbox", False, str(error), needed=not _docker().works)
+        return Finding("local sandbox", False, str(error))
     told = f"a command in bubblewrap took {time.monotonic() - start:.2f} s, opening included"
     if result.exit_code:
         told = f"pytest or git does not run inside: {result.output.strip()}"
-        return Finding("local sandbox", False, told, needed=not _docker().works)
-    return Finding("local sandbox", True, told, True)
+        return Finding("local sandbox", False, told)
+    return Finding("local sandbox", True, told)
 
 
 def _server() -> Finding:
@@ -89,7 +100,7 @@ def _server() -> Finding:
     ]
     if missing:
         mend = f'{", ".join(missing)} missing: pip install "swegym_tutorial[local]"'
-        return Finding("local server", False, mend, True)
+        return Finding("local server", False, mend)
     from .bundled import POLICY
     from .server.process import LocalServer
 
@@ -101,23 +112,21 @@ def _server() -> Finding:
             ) as server:
                 told = f"{_version('torch')}, {_version('peft')}; ready in {time.monotonic() - start:.1f} s at {server.url}"
         except RuntimeError as error:
-            return Finding("local server", False, str(error), True)
-    return Finding("local server", True, told, True)
+            return Finding("local server", False, str(error))
+    return Finding("local server", True, told)
 
 
 def _tasks() -> Finding:
     from .tasks import load_tasks
 
     counts = {split: len(load_tasks(split=split)) for split in ("train", "held-out")}
-    return Finding("bundled tasks", True, ", ".join(f"{n} {split}" for split, n in counts.items()), True)
+    return Finding("bundled tasks", True, ", ".join(f"{n} {split}" for split, n in counts.items()))
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(tempfile.gettempdir()).free // MB
     told = f"{free:,} MB free in {tempfile.gettempdir()}"
-    return Finding(
-        "disk", free > 1000, told if free > 1000 else f"only {told}: set TMPDIR to a larger disk", True
-    )
+    return Finding("disk", free > 1000, told if free > 1000 else f"only {told}: set TMPDIR to a larger disk")
 
 
 def _notebooks() -> Finding:
@@ -177,17 +186,22 @@ def _training_server() -> Finding:
 
 def _swegym() -> Finding:
     if importlib.util.find_spec("swegym") is None:
-        mend = 'not installed; grading SWE-Gym tasks needs it: pip install "swegym_tutorial[swegym]"'
-        return Finding("swegym", False, mend)
+        from .swegym_grading import INSTALL
+
+        return Finding("swegym", False, f"not installed; grading SWE-Gym's tasks needs it: {INSTALL}")
     return Finding("swegym", True, _version("swegym"))
 
 
 def _swegym_tasks() -> Finding:
+    from .download import DownloadError
     from .swegym_tasks import cached_path
+    from .tasks import TaskError, load_tasks
 
-    path = cached_path()
-    if not path.is_file():
-        return Finding(
-            "SWE-Gym tasks", False, "not downloaded yet: `swegym-tutorial tasks list --tasks swegym`"
-        )
-    return Finding("SWE-Gym tasks", True, f"in {path}")
+    try:
+        path = cached_path()
+        if not path.is_file():
+            told = "not downloaded yet: `swegym-tutorial tasks list --tasks swegym`"
+            return Finding("SWE-Gym tasks", False, told)
+        return Finding("SWE-Gym tasks", True, f"{len(load_tasks('swegym'))} chosen of those in {path}")
+    except (TaskError, DownloadError) as error:
+        return Finding("SWE-Gym tasks", False, str(error))

@@ -254,9 +254,18 @@ class PolicyService:
         revision = self._config.tokenizer_revision
 
         def load() -> Any:
+            # Our tokenizers need no torch, and its absence here is no news.
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(name, **({"revision": revision} if revision else {}))
+            try:
+                return AutoTokenizer.from_pretrained(name, **({"revision": revision} if revision else {}))
+            except (OSError, ValueError) as error:
+                why = " ".join(str(error).split())[:300]
+                raise PolicyError(
+                    f"the tokenizer {name} cannot be loaded: {why}. Name another or a folder that holds it with "
+                    "--tokenizer"
+                ) from error
 
         return self._in_thread(load, f"loading the tokenizer {name}")
 

@@ -79,7 +79,7 @@ class TrainingRun:
         self.evaluations: list[Evaluation] = []
         if self.folder.used() and not resume:
             raise RunError(
-                f"{self.folder.path} is in use: name a new output folder, or resume to go on with what is there"
+                f"{self.folder.path} holds an earlier run: resume it (--resume), or name another output folder"
             )
         if self.folder.used():
             check_same(anywhere(saved_config(self.folder.path)), config)

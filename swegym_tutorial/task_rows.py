@@ -121,7 +121,8 @@ def task_of_row(row: Any, where: str) -> Task:
     testing = _testing(texts, about, where)
     commit = texts["base_commit"]
     if not re.fullmatch(r"[0-9a-fA-F]{7,64}", commit) and (commit or not testing["files"]):
-        raise TaskError(f"{where}: 'base_commit' must be a git commit in hexadecimal, not {commit!r}")
+        empty = ' ("" where a task brings its files)' if testing["files"] else ""
+        raise TaskError(f"{where}: 'base_commit' must be a git commit in hexadecimal{empty}, not {commit!r}")
     told: dict[str, Any] = {**texts, **testing}
     return Task(
         **told,
@@ -193,7 +194,8 @@ def _files(about: Mapping[str, Any], where: str) -> Mapping[str, str]:
 def _swegym_image(texts: Mapping[str, str], where: str) -> str:
     if not texts["version"]:
         raise TaskError(
-            f"{where}: field 'version' is empty: swegym finds its test command by repository and version"
+            f"{where}: neither 'files' nor 'image' with 'test_command' stands beside the instance, so this is a "
+            "SWE-Gym task; and its field 'version' is empty, by which swegym finds its test command"
         )
     try:
         return image_of(texts["instance_id"])

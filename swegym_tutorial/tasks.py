@@ -79,8 +79,13 @@ def _source(source: str | os.PathLike[str]) -> tuple[bool, str, str, list[Task]]
         return True, "the SWE-Gym file", choice, _swegym_tasks()
     path = BUNDLED if head == "bundled" else Path(head)
     if not path.is_file():
-        raise TaskError(f"no tasks at {text}: the source is bundled, swegym, or the path of a JSONL file")
-    return False, path.name, choice, _distinct(read_tasks(path.read_bytes(), path.name), path.name)
+        raise TaskError(
+            f"no tasks at {text}: a source is bundled, swegym, swegym:CHOICE, or the path of a JSONL file"
+        )
+    tasks = _distinct(read_tasks(path.read_bytes(), path.name), path.name)
+    if not tasks:
+        raise TaskError(f"{path.name} holds no tasks")
+    return False, path.name, choice, tasks
 
 
 def _split(source: str) -> tuple[str, str, str]:

@@ -185,7 +185,7 @@ def test_two_clients_train_side_by_side_with_a_kl_term(tmp_path):
 
 def test_a_used_folder_is_refused(tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(RunError, match="in use"):
+    with pytest.raises(RunError, match="holds an earlier run"):
         TrainingRun(TrainingConfig.laptop(), tmp_path)
 
 

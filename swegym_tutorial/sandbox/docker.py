@@ -302,9 +302,7 @@ def _engines() -> list[dict[str, Any]]:
     if os.environ.get("DOCKER_HOST"):
         return [docker.utils.kwargs_from_env()]
     urls: list[str] = []
-    with contextlib.suppress(
-        Exception
-    ):  # a broken configuration of Docker's command line is not ours to mend
+    with contextlib.suppress(Exception):  # a broken configuration of Docker's command line
         urls.append(ContextAPI.get_current_context().Host)
     places = [
         Path("/var/run/docker.sock"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import math
 import os
 import re
@@ -28,7 +29,7 @@ from ..config import TrainingConfig
 from ..tasks import Task
 from . import Leftover, SandboxError, supervisor
 from .container import Container
-from .modal_client import Pending, check, client, failures, within, words
+from .modal_client import Late, Pending, check, client, failures, within, words
 from .remote import RemoteBackend
 
 APP = os.environ.get("SWEGYM_TUTORIAL_MODAL_APP", "swegym-tutorial")
@@ -36,6 +37,9 @@ OWN_IMAGE = "python:3.11-slim"  # for tasks that bring files: with git and pytes
 PYTEST = "pytest>=8,<10"
 PATIENCE = 60.0  # seconds for a short question
 FILE_PATIENCE = 300.0  # seconds for moving a file
+OPENING_PATIENCE = (
+    600.0  # seconds for making a sandbox, and for its first answer: a worker may load gigabytes
+)
 CLOSING_PATIENCE = 10.0  # seconds for which close() waits for a sandbox that is just being made
 TAG_SIZE = 50
 _PROJECT = "swegym-tutorial"
@@ -122,7 +126,8 @@ class ModalContainer(Container):
         self.put(path, archive)
         said: list[bytes] = []
         code = 'tar -x -f "$0" -C / --no-same-owner 2>&1; status=$?; rm -f "$0"; exit $status'
-        status = self.run(["/bin/sh", "-c", code, path], {}, lambda stream, data: said.append(data))
+        program, take = ["/bin/sh", "-c", code, path], lambda stream, data: said.append(data)
+        status = within(FILE_PATIENCE, "unpacking files", lambda: self.run(program, {}, take))
         if status:
             raise SandboxError(
                 f"tar failed with {status}: {b''.join(said).decode('utf-8', 'replace')[-300:]}"
@@ -179,6 +184,7 @@ class ModalBackend(RemoteBackend):
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # no word of the calls that end with all else
         with contextlib.suppress(SandboxError):
             self.close()
 
@@ -229,21 +235,22 @@ class ModalBackend(RemoteBackend):
 
     def _start(self, image: Any, task: Task) -> Container:
         """Create a sandbox; see RemoteBackend. One that is made after nobody waits any more is terminated."""
-        return self._while_open(
-            lambda: self._create(image, task), CLOSING_PATIENCE, unwanted=ModalContainer.remove
-        )
+        limit, unwanted = 2 * OPENING_PATIENCE, ModalContainer.remove
+        return self._while_open(lambda: self._create(image, task), CLOSING_PATIENCE, limit, unwanted)
 
     def _while_open(
         self,
         call: Callable[[], Result],
         patience: float = 0.0,
+        limit: float | None = None,
         unwanted: Callable[[Result], object] = lambda result: None,
     ) -> Result:
-        """Return what the call returns; once the backend is closed, it is waited for only so many seconds."""
+        """Return what the call returns; once the backend is closed, wait `patience` seconds, and never past `limit`."""
         pending = Pending(call, self._lock, unwanted)
         try:
             with self._lock:
-                self._lock.wait_for(lambda: pending.done or self._closed)
+                if not self._lock.wait_for(lambda: pending.done or self._closed, limit):
+                    raise Late(f"Modal made no sandbox within {limit:.0f} s")
                 if not self._lock.wait_for(lambda: pending.done, patience):
                     raise SandboxError("the backend is closed")
             return pending.take()
@@ -266,7 +273,7 @@ class ModalBackend(RemoteBackend):
             )
         container = ModalContainer(self._modal, sandbox, lifetime)
         try:
-            container.look_around()
+            within(OPENING_PATIENCE, "the sandbox's first command", container.look_around)
         except BaseException:
             with contextlib.suppress(SandboxError):
                 container.remove()

@@ -305,6 +305,23 @@ def test_a_command_of_which_nothing_is_heard_is_given_up(
     assert wait_for(lambda: id_of(sandbox) not in server.running)
 
 
+def test_a_sandbox_of_which_nothing_is_heard_is_not_opened(
+    server: ModalServer, sandboxes: ModalBackend, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "OPENING_PATIENCE", 1.0)
+    server.hang_execs()
+    with pytest.raises(SandboxError, match="Modal did not answer within 1 s"):
+        sandboxes.open(small_task)
+    server.create_seconds = 4.0
+    before = len(server.containers)
+    with pytest.raises(SandboxError, match="Modal made no sandbox within 2 s"):
+        sandboxes.open(small_task)
+    assert wait_for(
+        lambda: len(server.containers) > before
+    )  # it is made when nobody waits any more, and is ended
+    assert wait_for(lambda: not set(server.running) & set(list(server.containers)[before:]))
+
+
 def test_output_goes_on_after_the_connection_broke(server: ModalServer, sandbox: Sandbox) -> None:
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(sandbox.exec, "for i in {1..25}; do echo $i; sleep 0.1; done", timeout=60)
