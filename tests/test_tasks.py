@@ -243,7 +243,9 @@ def test_what_is_no_task_file_is_refused(tmp_path, row):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskError, match=r"empty\.jsonl holds no tasks"):
         load_tasks(tmp_path / "empty.jsonl")
-    with pytest.raises(TaskError, match=r"no tasks at nowhere\.jsonl: a source is bundled, swegym, swegym:CHOICE, or"):
+    with pytest.raises(
+        TaskError, match=r"no tasks at nowhere\.jsonl: a source is bundled, swegym, swegym:CHOICE, or"
+    ):
         load_tasks("nowhere.jsonl")
 
 
