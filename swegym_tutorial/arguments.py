@@ -51,14 +51,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     show.set_defaults(command="show")
 
-    evaluate = commands.add_parser("evaluate", help="measure a policy: resolve rate and pass@k")
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure a policy: resolve rate and pass@k",
+        description="Measure the last checkpoint of a run on its own tasks, server and sandboxes; or with --base the "
+        "bundled policy that the laptop preset starts from. Each attempt is sampled anew and graded.",
+    )
     evaluate.add_argument(
         "run_folder", type=Path, nargs="?", metavar="RUN", help="a run: its last checkpoint"
     )
-    evaluate.add_argument("--base", action="store_true", help="the policy that training starts from")
+    evaluate.add_argument("--base", action="store_true", help="the bundled policy, before training")
     evaluate.add_argument("--split", default="held-out", help="train or held-out (default)")
     evaluate.add_argument("--attempts", type=_positive(int), default=8, help="attempts a task (default 8)")
-    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--seed", type=int, default=0, help="decides the sampling (default 0)")
     evaluate.set_defaults(command="evaluate")
 
     tasks = commands.add_parser("tasks", help="list, show and validate tasks")

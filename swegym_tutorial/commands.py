@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -208,6 +209,8 @@ def _find_sandboxes(args: argparse.Namespace) -> list[Any]:
     run = args.run
     if run is not None and (Path(run) / "events.jsonl").is_file():
         run = _run_ids(Path(run))
+    elif run is not None and os.sep in run:
+        raise FileNotFoundError(f"there is no run in {run}: it has no events.jsonl")
     runs = run if isinstance(run, list) else [run]
     found = []
     for kind in [args.sandbox] if args.sandbox else ASKED:

@@ -52,6 +52,7 @@ class Filling:
     groups: Counter[str] = field(default_factory=Counter)
     attempts: int = 0  # graded, in groups that are complete or not
     resolved: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # of the verdicts
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class RunSummary:
             filling = self.filling.setdefault(event["job"], Filling())
             filling.attempts += 1
             filling.resolved += int(reward)
+            filling.outcomes[str(event.get("outcome"))] += 1
 
     def _on_attempt_fault(self, event: Mapping[str, Any]) -> None:
         self.faults[str(event["reason"])] += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .events import EventReader
-from .summary import FATES, RunSummary, StepResult
+from .summary import FATES, Filling, RunSummary, StepResult
 from .trust import NOT_VALID
 
 if TYPE_CHECKING:
@@ -72,12 +72,21 @@ def progress_line(summary: RunSummary) -> str:
             done = len(summary.steps.get(job, []))
             groups = ", ".join(f"{filling.groups[fate]} {fate}" for fate in FATES if filling.groups[fate])
             parts.append(
-                f"{job} batch {done + 1} of {summary.planned_steps}: {filling.attempts} attempts graded"
+                f"{job} batch {done + 1} of {summary.planned_steps}: {_graded(filling)}"
                 + (f", groups {groups}" if groups else "")
             )
         paused = "paused; " if summary.status == "paused" else ""
         return paused + ("; ".join(parts) or "training: waiting for the first attempts")
     return ": ".join(filter(None, [summary.phase or "starting", summary.note]))
+
+
+def _graded(filling: Filling) -> str:
+    """Say how attempts came out, and where none was resolved, what became of most."""
+    told = f"{filling.attempts} attempts graded, {filling.resolved} resolved"
+    if filling.attempts and not filling.resolved:
+        outcome, count = filling.outcomes.most_common(1)[0]
+        told += f" ({count} {outcome})"
+    return told
 
 
 def table(summary: RunSummary, rows: int | None = None) -> Group:

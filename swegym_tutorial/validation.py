@@ -78,6 +78,8 @@ def try_once(task: Task, sandboxes: SandboxBackend, config: TrainingConfig) -> T
     expected); the gold patch must be graded as resolved; the empty patch must earn 0. Raises SandboxError for
     infrastructure faults, which say nothing of the task, and GradingUnavailable.
     """
+    if not task.fail_to_pass:
+        return Try("FAIL_TO_PASS is empty: there is nothing that a patch would have to mend")
     bench, patch = Bench(sandboxes, config), task.patch.encode()
     base = bench.run(task, b"")
     if not base.told:  # else the grader would call it an infrastructure fault

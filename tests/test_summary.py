@@ -56,3 +56,16 @@ def test_a_run_may_open_as_many_files_as_the_system_allows() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     expected = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     assert done.stdout.strip() == str(expected), done.stderr
+
+
+def test_a_batch_that_nothing_is_resolved_in_says_what_became_of_it() -> None:
+    summary = RunSummary()
+    start = {"event": "run_start", "time": 1.0, "steps": 3, "clients": 1}
+    episode = {"event": "episode", "phase": "run-1", "job": "train-job0", "reward": 0.0}
+    summary.update([start, {"event": "phase", "name": "training"}])
+    summary.update(
+        [{**episode, "outcome": outcome} for outcome in ("empty_patch", "unresolved", "empty_patch")]
+    )
+    assert progress_line(summary) == "train-job0 batch 1 of 3: 3 attempts graded, 0 resolved (2 empty_patch)"
+    summary.update([{**episode, "reward": 1.0, "outcome": "resolved"}])
+    assert progress_line(summary) == "train-job0 batch 1 of 3: 4 attempts graded, 1 resolved"

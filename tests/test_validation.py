@@ -64,6 +64,7 @@ def test_case_4_a_broken_task_is_told(task, sandboxes, config):
         "the gold patch is unresolved": replace(task, patch=USELESS),
         "the gold patch is empty_patch": replace(task, patch=""),
         "base already passes": replace(task, fail_to_pass=task.pass_to_pass),
+        "FAIL_TO_PASS is empty": replace(task, fail_to_pass=()),
         "base does not pass": replace(task, pass_to_pass=task.fail_to_pass),
         "the hidden tests tell nothing: on base the test patch does not": replace(task, test_patch="x\n"),
         "the hidden tests tell nothing: on base no test told": replace(task, test_command="exit 3 #"),
