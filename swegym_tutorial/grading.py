@@ -6,6 +6,7 @@ stands in verdicts.py. Knows nothing of policies, tokens or groups.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -83,7 +84,8 @@ def grade(
     Guarded are the files of the test patch and what decides how tests run (guards.py): whatever the patch did to
     these is undone before the tests run, and told in the verdict. A reward needs the printed summary and a report
     beside it to agree (verdicts.py). The patch's code still runs in the tests' own process: docs/threat-model.md
-    tells what that leaves.
+    tells what that leaves. Where something was undone that decides results, and no reward is earned, the tests run
+    once more as SWE-Gym runs them, so that the verdict tells what that would have said.
 
     An empty or too large patch needs no sandbox; grade_empty: an empty one is given one all the same. Tests that
     tell nothing are the agent's doing, and earn 0, where they tell something without it; else the fault is the
@@ -100,7 +102,11 @@ def grade(
     if len(patch) > config.patch_bytes:
         return Verdict(Outcome.INVALID_PATCH, detail=f"the patch is larger than {config.patch_bytes:,} bytes")
     bench = bench or Bench(sandboxes, config)
-    verdict = _judged(task, bench.run(task, patch), bench, gold, ENOUGH * told)
+    run = bench.run(task, patch)
+    verdict = _judged(task, run, bench, gold, ENOUGH * told)
+    if run.bent and verdict.outcome is not Outcome.RESOLVED:  # what would it have earned?
+        with contextlib.suppress(SandboxError):
+            verdict = replace(verdict, plain=bench.plain(task, patch))
     if not patch:  # worth nothing, whatever its tests tell
         verdict = replace(verdict, outcome=Outcome.EMPTY_PATCH)
     return replace(verdict, seconds=time.monotonic() - start)

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import PurePosixPath
 
@@ -71,6 +72,14 @@ class Guard:
             folder for folder in named if not any(path.startswith(f"{folder}/") for path in self._gold)
         )
 
+    def bends(self, undone: Sequence[str]) -> bool:
+        """Whether what was undone may decide results where nobody undoes it: more than tests of the agent's own."""
+        own = ("test_*.py", "*_test.py")
+        return any(
+            path in self.tests or not any(fnmatch(path.rpartition("/")[2], form) for form in own)
+            for path in undone
+        )
+
     def guarded(self, changed: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """Return which of the changed paths go back to base, and which go away if base does not have something.
 
@@ -121,11 +130,13 @@ xargs -0 -r git --literal-pathspecs ls-tree -r -z --name-only "$base" -- < "$lis
 _LIST = "/tmp/put-back"
 
 
-def put_back(sandbox: Sandbox, guard: Guard, changed: Sequence[str], clear: Sequence[str]) -> tuple[str, str]:
+def put_back(
+    sandbox: Sandbox, guard: Guard, changed: Sequence[str], clear: Sequence[str]
+) -> tuple[list[str], str]:
     """Undo what a patch changed of the tests and of what decides how they run.
 
-    changed: the paths that the patch touches. clear: paths where something new is to be put. Returns in words what
-    was undone, and why it could not be. Raises SandboxError.
+    changed: the paths that the patch touches. clear: paths where something new is to be put. Returns which of the
+    changed paths were undone, and in words why it could not be done. Raises SandboxError.
     """
     task = guard.task
     back, new = guard.guarded(changed)
@@ -137,13 +148,17 @@ def put_back(sandbox: Sandbox, guard: Guard, changed: Sequence[str], clear: Sequ
     if result.timed_out:
         raise GitTimeout(f"{task.instance_id}: the tests were not put back within {GIT_TIMEOUT:.0f} s")
     if result.exit_code:
-        return "", f"the tests could not be put back: {result.output.strip()[-300:]}"
+        return [], f"the tests could not be put back: {result.output.strip()[-300:]}"
     gone = frozenset(_read(sandbox, f"{_LIST}.gone") if new else ())
     undone = {*guard.tests, *back, *(path for path, entry in new.items() if entry in gone)}
-    told = [path for path in changed if path in undone]
-    more = f" and {len(told) - NAMED:,} more" if len(told) > NAMED else ""
-    words = f"undone before the tests ran: {', '.join(told[:NAMED])}{more}" if told else ""
-    return words.encode("utf-8", "replace").decode(), ""
+    return [path for path in changed if path in undone], ""
+
+
+def in_words(undone: Sequence[str]) -> str:
+    """Say what was undone; "" where nothing was."""
+    more = f" and {len(undone) - NAMED:,} more" if len(undone) > NAMED else ""
+    words = f"undone before the tests ran: {', '.join(undone[:NAMED])}{more}" if undone else ""
+    return words.encode("utf-8", "replace").decode()
 
 
 def _write(sandbox: Sandbox, file: str, paths: Sequence[str]) -> None:

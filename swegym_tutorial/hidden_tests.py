@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from .config import TrainingConfig
-from .guards import Guard, put_back
+from .guards import Guard, in_words, put_back
 from .patches import Applied, GitTimeout, apply_patch, in_shell, touched_files
 from .reporting import STATUSES, Channel, Kit, Report, make_kit
 from .sandbox import CommandResult, Sandbox, SandboxBackend
@@ -88,6 +88,7 @@ class HiddenRun:
     hindered: str = ""  # why it was not the hidden tests that ran
     notes: str = ""
     undone: str = ""  # what the patch had changed of the tests
+    bent: bool = False  # whether that may decide results where it is not undone
     log: str = field(default="", repr=False)
     exit_code: int = 0
     timed_out: bool = False
@@ -145,7 +146,7 @@ def run_hidden_tests(
         result = _run(sandbox, script, config, harness)
         report = kit.read(sandbox)
     result = replace(result, output=ready.log + result.output)
-    return replace(_as_run(task, harness, kit, result, mark, report), undone=ready.undone)
+    return replace(_as_run(task, harness, kit, result, mark, report), undone=ready.undone, bent=ready.bent)
 
 
 def _make_ready(
@@ -168,7 +169,7 @@ def _make_ready(
     if not hindered and not harness.applies_tests:
         refusal = apply_patch(sandbox, task.test_patch.encode(), "/tmp/test.patch").refusal
         hindered = f"the test patch does not apply: {refusal}" if refusal is not None else ""
-    return HiddenRun(hindered=hindered, undone=undone, log=log)
+    return HiddenRun(hindered=hindered, undone=in_words(undone), bent=guard.bends(undone), log=log)
 
 
 def _run(sandbox: Sandbox, script: str, config: TrainingConfig, harness: Harness) -> CommandResult:

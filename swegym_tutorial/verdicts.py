@@ -49,7 +49,7 @@ class Verdict:
 
     @property
     def overruled(self) -> bool:
-        """Whether the printed output alone would have earned a reward that this verdict withholds."""
+        """Whether SWE-Gym alone would have given a reward that this verdict withholds."""
         return self.plain is Outcome.RESOLVED and self.outcome is not Outcome.RESOLVED
 
     def _repr_markdown_(self) -> str:
@@ -64,7 +64,7 @@ def explain(verdict: Verdict) -> str:
     if verdict.detail:
         lines.append(_escaped(verdict.detail))
     if verdict.overruled:
-        lines.append("What was printed, read as SWE-Gym reads it, would have been **resolved**.")
+        lines.append("By itself, SWE-Gym would have said **resolved**.")
     if verdict.tests:
         rows = (f"| `{test.replace('|', '/')}` | {status} |" for test, status in verdict.tests.items())
         lines.append("\n".join(["| test | result |", "|---|---|", *rows]))
