@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -25,8 +26,10 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
+    from .events import RunFolder
     from .plots import save_reward_time
     from .terminal import progress_line, reward_line, summarise, table
+    from .words import ENDED
 
     if not (args.run_folder / "events.jsonl").exists():
         parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
@@ -38,6 +41,9 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for line in reward_line(summary):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     state = summary.status + (f": {summary.reason}" if summary.reason else "")
+    if summary.status not in ENDED and not RunFolder(args.run_folder).written():
+        command = f"swegym-tutorial train --resume --output {shlex.quote(str(args.run_folder))}"
+        state = f"its process is gone; go on with: {command}\nit was {state}"
     console.print(f"{state}; {progress_line(summary)}", highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"figure: {save_reward_time(args.run_folder, args.png)}",

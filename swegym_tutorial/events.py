@@ -94,6 +94,17 @@ class RunFolder:
                 file.write(b"\n")
         self._file = file
 
+    def written(self) -> bool:
+        """Whether a process writes to the folder now; True also where the file system has no locks."""
+        try:
+            with self.events.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
     def log(self, event: str, **fields: Any) -> None:
         """Append one event; `time` is in seconds since 1970. After close() it does nothing. Raises OSError."""
         line = dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"

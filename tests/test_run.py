@@ -410,8 +410,14 @@ def test_kill_9_of_the_driver_leaves_nothing(tmp_path):
     wait_for(tmp_path / "run", "tool")
     processes = family(process.pid)
     assert sandbox_folders(tmp_path / "tmp")
+    assert "its process is gone" not in run_cli("show", str(tmp_path / "run")).stdout
     process.kill()
     process.communicate(timeout=10)
+    shown = run_cli("show", str(tmp_path / "run")).stdout
+    assert (
+        f"its process is gone; go on with: swegym-tutorial train --resume --output {tmp_path / 'run'}"
+        in shown
+    )
     assert gone_within([p for p in processes if not is_watchdog(p)], 5) == []
     deadline = time.monotonic() + 30
     while sandbox_folders(tmp_path / "tmp") and time.monotonic() < deadline:
