@@ -88,7 +88,7 @@ class SandboxBackend(Protocol):
     def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Find the tasks that cannot be opened here: instance_id -> why (its image cannot be had, say).
 
-        Asks whatever service has the images, several at once. Raises SandboxError where it does not answer.
+        Asks whatever service has the images, several at once. Raises SandboxError where it answers for none.
         """
         ...
 

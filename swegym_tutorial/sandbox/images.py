@@ -116,7 +116,7 @@ class Images:
             except requests.HTTPError as error:
                 words = "" if error.response is None else str(error.response.json().get("message"))
                 if not is_final(words):
-                    raise
+                    raise SandboxError(f"the registry of {name} could not be asked: {words}") from error
                 return f"no image {name}: {words}"
         return None
 

@@ -19,11 +19,10 @@ import tarfile
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ..config import TrainingConfig
 from ..tasks import Task, TaskError, materialise
@@ -32,6 +31,7 @@ from .bubblewrap import ENVIRONMENT
 from .contained import RemoteSandbox
 from .container import Container, Throttled
 from .files import HOME
+from .threads import Once, fill, in_threads
 
 STARTS = 6  # tries to start a container where the engine is busy
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before the second try, doubled each time; give or take half
@@ -54,10 +54,6 @@ _RESET = """
 git cat-file -e "$base^{commit}" 2> /dev/null || { echo "base_commit $base is not in the image's repository"; exit 1; }
 git checkout -q -f --detach "$base" && git reset -q --hard "$base" && git clean -q -f -d
 """
-
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
-Item = TypeVar("Item")
 
 
 class RemoteBackend(ABC):
@@ -126,14 +122,26 @@ class RemoteBackend(ABC):
                 return sandbox
 
     def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Find the tasks that cannot be opened here; see the protocol."""
+        """Find the tasks that cannot be opened here; see the protocol.
+
+        An image of which nobody can say whether it is there counts as missing, unless that is so of all.
+        """
         images = list(dict.fromkeys(task.image for task in tasks if task.image))
         futures = in_threads(self._why_missing, images, ASKED_AT_ONCE)
+        why: dict[str, str | None] = {}
+        unasked: list[SandboxError] = []
         try:
-            why = {image: future.result() for image, future in zip(images, futures, strict=True)}
+            for image, future in zip(images, futures, strict=True):
+                try:
+                    why[image] = future.result()
+                except SandboxError as error:
+                    why[image] = str(error)
+                    unasked.append(error)
         finally:
             for future in futures:  # an interrupt waits for no image
                 future.cancel()
+        if unasked and len(unasked) == len(images):
+            raise unasked[0]
         found = {task.instance_id: why.get(task.image) for task in tasks}
         found |= {
             task.instance_id: "it brings neither an image nor files"
@@ -163,7 +171,7 @@ class RemoteBackend(ABC):
             if future is None or (future.done() and future.exception()):
                 future = self._images[task.image] = Future()
                 fetch = (future, self._fetch, task.image, task)
-                threading.Thread(target=_fill, args=fetch, name="fetch an image", daemon=True).start()
+                threading.Thread(target=fill, args=fetch, name="fetch an image", daemon=True).start()
         while not wait([future], timeout=0.2).done:
             self._check_open()
         return future.result()
@@ -250,51 +258,6 @@ class RemoteBackend(ABC):
     def _wait_for_openings(self) -> None:
         with self._lock:
             self._lock.wait_for(lambda: self._opening == 0)
-
-
-def _fill(future: Future[Any], make: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        future.set_result(make(*arguments))
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def in_threads(work: Callable[[Item], Value], items: Sequence[Item], at_once: int) -> Sequence[Future[Value]]:
-    """Begin the work on each item, so many at once; return what becomes of each.
-
-    An executor would refuse it while the interpreter ends, which is when sandboxes must be closed, and would not
-    let the interpreter end before the work does.
-    """
-    futures: list[Future[Value]] = [Future() for _ in items]
-    waiting = deque(zip(futures, items, strict=True))
-
-    def main() -> None:
-        while waiting:
-            with contextlib.suppress(IndexError):  # another thread was quicker
-                future, item = waiting.popleft()
-                if future.set_running_or_notify_cancel():
-                    _fill(future, work, item)
-
-    for _ in range(min(at_once, len(items))):
-        threading.Thread(target=main, name="one of several calls", daemon=True).start()
-    return futures
-
-
-class Once(Generic[Key, Value]):
-    """Values that are made once: by the first who asks, while the others wait. An error is not remembered."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._locks: dict[Key, threading.Lock] = {}
-        self._values: dict[Key, Value] = {}
-
-    def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            if key not in self._values:
-                self._values[key] = make()
-            return self._values[key]
 
 
 def repository_archive(task: Task) -> bytes:

@@ -608,6 +608,11 @@ def test_case_11_missing_images_are_listed_before_a_run(
     assert not re.search("looked-for", engine.podman("images"))  # asked for, and not pulled
     with pytest.raises(SandboxError, match=r"the registry of 127.0.0.1:1/x/y:latest could not be asked"):
         make().missing([task(0, "127.0.0.1:1/x/y:latest")])
+    found = make().missing([task(0, "127.0.0.1:1/x/y:latest"), task(1, IMAGE)])
+    assert list(found) == ["t0"] and found["t0"].startswith(
+        "the registry of 127.0.0.1:1/x/y:latest could not"
+    )
+    assert "the container engine does not answer" not in found["t0"]
     assert make().missing([replace(small_task, files={})]) == {
         small_task.instance_id: "it brings neither an image nor files"
     }
