@@ -215,7 +215,7 @@ def test_a_wrong_path_is_one_clear_line(server: LocalServer) -> None:
     wrong = {**os.environ, "TINKER_BASE_URL": f"{server.url}/x", "TINKER_API_KEY": server.key}
     command = [sys.executable, "-m", "swegym_tutorial.cli", "train", "--smoke-test"]
     done = subprocess.run(command, env=wrong, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 1 and done.stderr.count("\n") == 2, done.stderr  # the first: that it asks
     assert "creating a rank-32 LoRA client" in done.stderr and "404" in done.stderr
 
 
