@@ -32,7 +32,14 @@ export LC_ALL=C
 lines() { grep -s -a -H -Z -E -e '.{12,}' "$@"; }
 texts() { xargs -0 -r grep -s -I -H -Z -E -e '.{12,}' --; }
 others() { GIT_DIR="$PWD/.git" GIT_WORK_TREE="$PWD" git ls-files -o -z; }
-files() { find "$@" -xdev -type f -size -1024k -print0 2> /dev/null; }
+files() {  # below a place, but not in what is mounted there: of the local sandbox, Python and its packages
+    local place=$1 skip=() point
+    while read -r _ point _; do
+        printf -v point %b "$point"
+        [[ $point == "$place"/* ]] && skip+=(-path "$point" -prune -o)
+    done < /proc/self/mounts
+    find "$@" -xdev "${skip[@]}" -type f -size -1024k -print0
+}
 home=$(cd ~ && pwd)
 {
     others
@@ -41,9 +48,9 @@ home=$(cd ~ && pwd)
         for place in /home /mnt /root /run /srv /tmp /var/tmp /workspace "$home"; do files "$place"; done
         files /opt -maxdepth 2
     else
-        files "$home" "${TMPDIR:?}"
+        files "$home"; files "${TMPDIR:?}"
     fi
-} | texts
+} 2> /dev/null | texts
 env | lines --label='the environment' -
 if [[ $PWD == /testbed ]]; then
     for file in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do

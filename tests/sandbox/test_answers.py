@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from swegym_tutorial import answers
 from swegym_tutorial.answers import SECRETS, AnswerShown, added_lines, answers_in, check_answers, prepare
 from swegym_tutorial.patches import hide_history, touched_files
 from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, backend
@@ -128,6 +129,22 @@ def test_case_10_a_sandbox_that_cannot_be_searched_is_loud(answered: Task) -> No
         broken: Any = _Changed(box, "PATH=~/bin:$PATH\n")
         with pytest.raises(SandboxError, match="could not be searched for answers"):
             answers_in(broken, answered)
+
+
+def test_what_is_mounted_in_a_place_is_not_searched(tmp_path: Path) -> None:
+    # Python's packages lie in the local sandbox where they lie on this machine, perhaps in /tmp or in a home: a
+    # million lines, and on the same device as the rest where TMPDIR is on the same disk.
+    place, mounts = tmp_path / "place", tmp_path / "mounts"
+    for name in ("mounted with space/lib/x", "mounted with space too/x", "other/x", "x"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("text\n")
+    at = f"{place}/mounted with space".replace(" ", "\\040")
+    mounts.write_text(f"dev {tmp_path} ext4 rw 0 0\ndev {place} ext4 rw 0 0\ndev {at} ext4 ro 0 0\n")
+    function = answers._SEARCH[answers._SEARCH.index("files() {") : answers._SEARCH.index("home=")]
+    code = f"{function}\nfiles '{place}'".replace("/proc/self/mounts", f"'{mounts}'")
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    found = sorted(done.stdout.rstrip("\0").split("\0"))
+    assert found == [f"{place}/{name}" for name in ("mounted with space too/x", "other/x", "x")]
 
 
 class _Changed:
