@@ -10,7 +10,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +33,7 @@ def smoke_test(config: TrainingConfig) -> int:
 
     Raises RunError and PolicyError with what the server lacks.
     """
-    stop = threading.Event()
-    reasons: list[str] = []
-
-    def ended(reason: str) -> None:
-        reasons.append(reason)
-        stop.set()
-
-    with contextlib.ExitStack() as closing, _told(reasons):
+    with contextlib.ExitStack() as closing, _told() as (stop, ended):
         run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
         service = connect(config, run_folder, server_from_environment(config), stop, closing, ended)
         client, chat = first_client(service, config)
@@ -55,14 +48,7 @@ def evaluate_policy(
     The attempts are recorded in the run's folder, or for the base in one that is deleted again.
     Raises RunError where the folder has no checkpoint.
     """
-    stop = threading.Event()
-    reasons: list[str] = []
-
-    def ended(reason: str) -> None:
-        reasons.append(reason)
-        stop.set()
-
-    with contextlib.ExitStack() as closing, _told(reasons):
+    with contextlib.ExitStack() as closing, _told() as (stop, ended):
         if folder is None:
             config = TrainingConfig.laptop()
             run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
@@ -113,9 +99,16 @@ def _usable(tasks: list[Task], trust: Trust, config: TrainingConfig, folder: Run
 
 
 @contextlib.contextmanager
-def _told(reasons: list[str]) -> Iterator[None]:
-    """Say why the work was stopped, where something ended it."""
+def _told() -> Iterator[tuple[threading.Event, Callable[[str], None]]]:
+    """Yield what stops the work, and what stops it with a reason; raise RunError with the reason where it was."""
+    stop = threading.Event()
+    reasons: list[str] = []
+
+    def ended(reason: str) -> None:
+        reasons.append(reason)
+        stop.set()
+
     try:
-        yield
+        yield stop, ended
     except Stopped:
         raise RunError(reasons[0] if reasons else "stopped") from None
