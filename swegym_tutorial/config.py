@@ -64,6 +64,9 @@ class TrainingConfig:
     min_group_size: int = 2  # a group with fewer graded attempts is dropped
     groups_per_batch: int = 8  # a batch closes when this many mixed groups are in,
     max_groups_per_batch: int | None = 8  # or this many were seen and one was kept (None: no such limit)
+    max_staleness: int = (
+        1  # publications that a group may be old when it is trained on; 0: none is begun early
+    )
     max_fruitless_groups: int = 100  # the run stops after this many groups in a row without a mixed one
     minibatch_groups: int = 4  # groups a forward_backward and optim_step
 
@@ -89,7 +92,16 @@ class TrainingConfig:
     sandbox_processes: int = 256  # processes and threads at once in a sandbox (all kinds but modal)
     sandbox_lifetime: float = 7200.0  # a sandbox ends by itself after this (docker, modal)
     sandbox_starts: int = 16  # sandboxes started at once at most: services throttle storms (docker, modal)
-    attempt_retries: int = 2  # an infrastructure fault is tried again this often
+    attempt_retries: int = 2  # an infrastructure fault is tried again this often, after a pause
+
+    # What goes wrong, and what is kept
+    max_fault_share: float = 0.5  # a client stops where more than this share of its last `fault_window`
+    fault_window: int = 64  # attempts was lost to infrastructure faults
+    fault_minutes: float = 1.0  # for so long: shorter troubles are waited out
+    keep_checkpoints: int = 5  # the last ones that are listed, and can be gone back to with --from-step
+    episodes_gb: float = 2.0  # of recorded attempts, in 10^9 bytes: beyond it the oldest are deleted
+
+    # Measuring
     evaluation_attempts: int = 8  # attempts a held-out task, before and after
     evaluation_tasks: int | None = None  # held-out tasks, drawn by the seed (None: all)
 
@@ -116,6 +128,10 @@ class TrainingConfig:
             "grading_queue_size",
             "completed_group_buffer",
             "max_fruitless_groups",
+            "fault_window",
+            "fault_minutes",
+            "keep_checkpoints",
+            "episodes_gb",
             "evaluation_attempts",
             "sandbox_cpus",
             "sandbox_memory_mb",
@@ -140,7 +156,7 @@ class TrainingConfig:
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), not {getattr(self, name)}")
-        for name in ("kl_coef", "temperature", "warmup_steps", "attempt_retries"):
+        for name in ("kl_coef", "temperature", "warmup_steps", "attempt_retries", "max_staleness"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_groups_per_batch is not None and self.max_groups_per_batch < self.groups_per_batch:
@@ -149,6 +165,8 @@ class TrainingConfig:
             raise ValueError(f"evaluation_tasks must be positive, or none, not {self.evaluation_tasks}")
         if not 2 <= self.min_group_size <= self.group_size:
             raise ValueError("min_group_size must lie between 2 and group_size: one attempt has no advantage")
+        if not 0 < self.max_fault_share <= 1:
+            raise ValueError(f"max_fault_share must lie in (0, 1], not {self.max_fault_share}")
         if not self.clip_low < 1 < self.clip_high:
             raise ValueError("clip_low < 1 < clip_high must hold: they bound PPO's probability ratio")
 
@@ -192,6 +210,10 @@ class TrainingConfig:
             inflight_groups=32,
             sandbox_memory_mb=8192,
             sandbox_processes=4096,
+            attempt_retries=4,
+            fault_window=256,
+            fault_minutes=30.0,
+            episodes_gb=100.0,
             evaluation_attempts=4,
             evaluation_tasks=32,
         )
