@@ -149,7 +149,7 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
         told = time.monotonic()
         while True:
             over = run.join(0.5)
-            summary.update(reader.read())
+            summary.update(reader.stream())
             steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
             for step in steps[printed:]:
                 console.print(step_line(step), soft_wrap=True, highlight=False, markup=False)
@@ -172,9 +172,9 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
 
     with Live(console=console, auto_refresh=False) as live:
         while not run.join(0.25):
-            summary.update(reader.read())
+            summary.update(reader.stream())
             live.update(view(ROWS, progress_line(summary)), refresh=True)
-        summary.update(reader.read())
+        summary.update(reader.stream())
         live.update(view(None, ""), refresh=True)
     return summary
 
@@ -182,5 +182,5 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
 def summarise(folder: Path) -> RunSummary:
     """Read a whole run folder."""
     summary = RunSummary()
-    summary.update(EventReader(folder).read())
+    summary.update(EventReader(folder).stream())
     return summary
