@@ -43,8 +43,8 @@ def test_a_run_in_the_midst_of_trouble_makes_all_its_steps(tmp_path):
     shares = Shares(open=0.04, die=0.04, hang=0.01, flood=0.04)
     with world(tmp_path / "server", Rates.of_each(0.02, outage_every=12, outage_seconds=2)) as place:
         result = run_in(
-            place, config, tmp_path / "run", shares, meddling=Meddling(restart_every=12, pause_every=8, pause_seconds=2),
-            limit=150,
+            place, config, tmp_path / "run", shares, meddling=Meddling(restart_every=25, pause_every=10, pause_seconds=2),
+            limit=240,
         )  # fmt: skip
     assert result.wrong == [] and result.left_words == []
     assert result.batches == 3 and result.batches_lost == 0

@@ -144,7 +144,6 @@ def _meddle(
             restart = soon(meddling.restart_every)
         else:
             restart -= pause
-            say("paused")
             run.pause()
             over.wait(chance.uniform(0.3, 1) * meddling.pause_seconds)
             run.resume()

@@ -134,6 +134,8 @@ class ChaosProxy:
                 await writer.drain()
         except (Cut, ConnectionError, asyncio.IncompleteReadError):
             writer.transport.abort()  # a reset: nothing that was buffered is sent
+        except asyncio.CancelledError:  # the proxy closes; asyncio would print it for each connection
+            writer.transport.abort()
         finally:
             self._connections.discard(writer)
             writer.close()
