@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from .events import EventReader, RunFolder
 from .lines import ENDED, evaluation_lines, resume_command
-from .summary import RunSummary
+from .summary import ADD_NOTHING, RunSummary
 from .terminal import PlainLines
 from .words import alt_text, status_line, summary_table
 
@@ -69,7 +69,7 @@ class Dashboard:
         else:
             self._run, path = run_or_folder, run_or_folder.folder.path
         self._folder = RunFolder(path)
-        self._reader = EventReader(self._folder.events)
+        self._reader = EventReader(self._folder.events, skip=ADD_NOTHING)
         self._summary = RunSummary()
         self._closing = threading.Event()
         self._painter: threading.Thread | None = None

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .attempt_json import rollout_to_json, verdict_to_json
 from .episode_disk import EpisodeDisk
 from .grading import Verdict
 from .rollout import Rollout
@@ -187,49 +188,6 @@ def _write_gzip(path: Path, value: Any) -> int:
     return len(data)
 
 
-def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
-    turns = [
-        {
-            "text": turn.text,
-            "sampled_tokens": turn.sampled_tokens,
-            "calls": [
-                {
-                    "command": command,
-                    "exit_code": result.exit_code,
-                    "output": result.output,
-                    "timed_out": result.timed_out,
-                    "truncated_bytes": result.truncated_bytes,
-                    "seconds": round(result.seconds, 4),
-                }
-                for command, result in zip(turn.commands, turn.results, strict=True)
-            ],
-            "errors": list(turn.errors),
-        }
-        for turn in rollout.turns
-    ]
-    return {
-        "instance_id": rollout.task_id,
-        "ending": rollout.ending,
-        "seconds": round(rollout.seconds, 4),
-        "turns": turns,
-        "tokens": rollout.tokens.tolist(),
-        "mask": rollout.mask.astype(int).tolist(),
-        "logprobs": [round(x, 6) for x in rollout.logprobs.tolist()],
-    }
-
-
-def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "outcome": verdict.outcome,
-        "reward": verdict.reward,
-        "tests": dict(verdict.tests),
-        "detail": verdict.detail,
-        "seconds": round(verdict.seconds, 4),
-        "shared": verdict.shared,
-        "plain": verdict.plain,  # by the printed output and SWE-Gym's rules alone
-    }
-
-
 def read_episode(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return an attempt as it was saved: its trajectory with the verdict, or without one where it was not graded.
 
@@ -249,8 +207,13 @@ class EventReader:
     object is passed over and counted in `bad_lines`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], skip: Iterable[str] = ()) -> None:
+        """skip: names of events to pass over unread, which is much quicker; one that is the last of many is
+        returned all the same, so that the time of the last event is known."""
         self._path = _log_in(path)
+        self._skip = (
+            re.compile(rb'\{"time": [\d.]+, "event": "(?:' + _any_of(skip) + rb')"') if skip else None
+        )
         self._at = 0
         self.bad_lines = 0
 
@@ -264,13 +227,17 @@ class EventReader:
             return
         with self._path.open("rb") as file:
             file.seek(self._at)
-            for line in (line for block in _blocks(file) for line in block.splitlines(keepends=True)):
-                self._at += len(line)
-                event = _parse(line)
-                if event is not None:
-                    yield event
-                elif line.strip():
-                    self.bad_lines += 1
+            for block in _blocks(file):
+                end = self._at + len(block)
+                for line in block.splitlines(keepends=True):
+                    self._at += len(line)
+                    if self._skip is not None and self._at < end and self._skip.match(line):
+                        continue
+                    event = _parse(line)
+                    if event is not None:
+                        yield event
+                    elif line.strip():
+                        self.bad_lines += 1
 
 
 def scan(path: str | os.PathLike[str], names: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -283,7 +250,7 @@ def scan(path: str | os.PathLike[str], names: Iterable[str]) -> Iterator[dict[st
     path = _log_in(path)
     if not names or not path.exists():
         return
-    wanted = re.compile(rb'"event": ?"(?:' + b"|".join(re.escape(name.encode()) for name in names) + rb')"')
+    wanted = re.compile(rb'"event": ?"(?:' + _any_of(names) + rb')"')
     with path.open("rb") as file:
         for block in _blocks(file):
             at = 0
@@ -310,6 +277,10 @@ def mark_unfinished(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         else:
             begun.pop(key, None)
     return list(begun.values())
+
+
+def _any_of(names: Iterable[str]) -> bytes:
+    return b"|".join(re.escape(name.encode()) for name in names)
 
 
 def _log_in(path: str | os.PathLike[str]) -> Path:

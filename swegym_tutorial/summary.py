@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Most of a log's lines, of which a summary takes nothing but their time: a reader may skip them.
+ADD_NOTHING = ("rollout_start", "sample", "tool", "rollout_ready", "grading_start")
 NOTES = 200  # words for people that are kept
 FATES = ("kept", "uniform", "stale", "failed")
 
@@ -139,8 +141,6 @@ class RunSummary:
         self.notes: list[str] = []  # the last such words, and what else people are told once
         self.noted = 0  # how many there were
         self.left_out: dict[str, str] = {}  # task -> why: it cannot be opened, or is known not to be valid
-        self.sampled_tokens = 0
-        self.open_attempts = 0
 
     def update(self, events: Iterable[Mapping[str, Any]]) -> bool:
         """Take in events; returns whether there were any."""
@@ -165,7 +165,7 @@ class RunSummary:
         self.started = self.started or event["time"]
         self.filling.clear()
         self.left_out.clear()
-        self.open_attempts = 0
+        self.evaluating = None
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
         self.phase, self.note = event["name"], ""
@@ -183,14 +183,7 @@ class RunSummary:
     def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
         self.left_out |= {str(task): str(why) for task, why in event["tasks"].items()}
 
-    def _on_rollout_start(self, event: Mapping[str, Any]) -> None:
-        self.open_attempts += 1
-
-    def _on_sample(self, event: Mapping[str, Any]) -> None:
-        self.sampled_tokens += event["tokens"]
-
     def _on_episode(self, event: Mapping[str, Any]) -> None:
-        self.open_attempts = max(0, self.open_attempts - 1)
         reward = event.get("reward")
         if reward is None:
             self.lost += 1

@@ -28,7 +28,7 @@ from .lines import (
     step_line,
     waiting_line,
 )
-from .summary import FATES, RunSummary, job_order
+from .summary import ADD_NOTHING, FATES, RunSummary, job_order
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -220,7 +220,7 @@ class PlainLines:
 
 def watch(run: TrainingRun, console: Console) -> RunSummary:
     """Show a run until it ends: a live table in a terminal, plain lines elsewhere. Returns its summary."""
-    reader, summary = EventReader(run.folder.path), RunSummary()
+    reader, summary = EventReader(run.folder.path, skip=ADD_NOTHING), RunSummary()
     if not console.is_terminal:
         return _watch_plain(run, console, reader, summary)
     from rich.console import Group
@@ -259,7 +259,7 @@ def _watch_plain(run: TrainingRun, console: Console, reader: EventReader, summar
 def summarise(folder: Path) -> RunSummary:
     """Read a whole run folder."""
     summary = RunSummary()
-    summary.update(EventReader(folder).stream())
+    summary.update(EventReader(folder, skip=ADD_NOTHING).stream())
     return summary
 
 

@@ -146,6 +146,19 @@ def test_a_stream_that_was_left_goes_on_where_it_was(tmp_path: Path) -> None:
     assert reader.read() == []
 
 
+def test_events_that_are_skipped_tell_the_time_of_the_last_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open()
+    reader = EventReader(tmp_path, skip=["tool", "sample"])
+    for name in ("run_start", "tool", "sample", "tools", "tool", "sample"):
+        folder.log(name, text='"event": "tool"')
+    assert [event["event"] for event in reader.read()] == ["run_start", "tools", "sample"]
+    folder.log("tool")
+    folder.log("group", of={"event": "tool"})
+    assert [event["event"] for event in reader.read()] == ["group"] and reader.read() == []
+    folder.close()
+
+
 def test_a_long_log_is_read_in_little_memory(tmp_path: Path) -> None:
     with (tmp_path / "events.jsonl").open("w") as log:
         for n in range(60_000):

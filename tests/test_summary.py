@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from synthetic import Events
 
-from swegym_tutorial.summary import JobState, RunSummary, job_order
+from swegym_tutorial.summary import ADD_NOTHING, JobState, RunSummary, job_order
 from swegym_tutorial.terminal import left_out_lines, progress_line
 from swegym_tutorial.words import summary_table
 
@@ -238,3 +238,12 @@ def test_odd_lines_of_the_new_events_hide_no_others() -> None:
     summary.update([{"time": 1.0, "event": name} for name in [*names, "episodes_deleted", "out_of_time"]])
     summary.update([{"time": 2.0, "event": "note", "text": "still here"}])
     assert summary.odd_events == 10 and summary.notes[-1] == "still here"
+
+
+def test_events_that_add_nothing_may_be_skipped() -> None:
+    everything = list(Events(steps=3))
+    all_of_them, without = RunSummary(), RunSummary()
+    all_of_them.update(everything)
+    without.update(event for event in everything if event["event"] not in ADD_NOTHING)
+    assert vars(without) == vars(all_of_them)
+    assert not [name for name in ADD_NOTHING if hasattr(RunSummary, f"_on_{name}")]
