@@ -6,6 +6,7 @@ the background, and from then on each save tells its bytes. Knows nothing of wha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -176,10 +177,11 @@ class EpisodeDisk:
                 trouble = str(error)
                 continue
             count, freed = count + 1, freed + taken
-        if count:
-            self._log("episodes_deleted", count=count, bytes=freed)
-        if trouble:
-            self._log("note", text=f"some recorded attempts could not be deleted: {trouble}")
+        with contextlib.suppress(OSError):  # the disk is full: room has just been made for the next line
+            if count:
+                self._log("episodes_deleted", count=count, bytes=freed)
+            if trouble:
+                self._log("note", text=f"some recorded attempts could not be deleted: {trouble}")
 
 
 def _is_evaluation(name: str) -> bool:

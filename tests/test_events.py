@@ -323,6 +323,24 @@ def test_many_threads_record_while_attempts_are_deleted(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "episode-disk"]
 
 
+def test_a_full_disk_does_not_end_the_deleting(tmp_path: Path) -> None:
+    def full(event: str, **fields: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    disk = episode_disk.EpisodeDisk(tmp_path, 40_000, full)
+    disk.start()
+    for group in range(6):
+        path = tmp_path / "run-1" / "train-job0" / f"g{group:06d}-a0"
+        disk.begin(path)
+        path.mkdir(parents=True)
+        (path / "x").write_bytes(b"x" * 9000)
+        disk.wrote(path, 9000)
+        disk.finish(path)
+        assert disk.settled(30)
+    assert disk.total <= 40_000 and 0 < len(list(tmp_path.glob("*/*/*"))) < 4
+    disk.close()
+
+
 def test_without_a_limit_nothing_is_deleted_or_counted(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.open()
