@@ -15,6 +15,7 @@ Knows nothing of how the records come about.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import json
@@ -22,7 +23,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class FolderInUse(RuntimeError):
 class RunFolder:
     """Names of what lies in a run folder, and the writing of it. Safe for many threads."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], episodes_gb: float | None = None) -> None:
         self.path = Path(path)
         self.events = self.path / "events.jsonl"
         self._lock = threading.Lock()
@@ -234,3 +235,28 @@ class EventReader:
                 yield event
             elif line.strip():
                 self.bad_lines += 1
+
+
+def scan(path: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of these names, in bounded memory; lines that are no events are passed over."""
+    if not path.exists():
+        return
+    marks = [f'"event": "{name}"'.encode() for name in names]
+    with path.open("rb") as file:
+        for line in file:
+            if any(mark in line for mark in marks):
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and event.get("event") in names:
+                        yield event
+
+
+def mark_unfinished(path: Path) -> list[dict[str, Any]]:
+    open_attempts: dict[Any, dict[str, Any]] = {}
+    for event in scan(path, ("rollout_start", "episode", "attempt_unfinished")):
+        key = tuple(event.get(k) for k in ("phase", "job", "group", "attempt"))
+        if event["event"] == "rollout_start":
+            open_attempts[key] = {k: v for k, v in event.items() if k not in ("time", "event")}
+        else:
+            open_attempts.pop(key, None)
+    return list(open_attempts.values())

@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 from swegym_tutorial import TrainingConfig, TrainingRun
-from swegym_tutorial.batches import CheckpointError, read_checkpoint
 from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.calls import PolicyError
+from swegym_tutorial.checkpoints import CheckpointError, read_checkpoint
 from swegym_tutorial.connect import RunError, anywhere, saved_config
 from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.grading import Outcome
-from swegym_tutorial.policy import PolicyError
-from swegym_tutorial.run import held_out_tasks
+from swegym_tutorial.selection import held_out_tasks
 from swegym_tutorial.tasks import BUNDLED, load_tasks
 from swegym_tutorial.terminal import summarise
 from swegym_tutorial.trials import evaluate_policy
@@ -128,6 +128,8 @@ def test_the_sampled_logprobs_are_what_the_server_computes_for_the_same_policy(w
     from transformers import AutoModelForCausalLM
 
     from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.calls import PolicyError
+from swegym_tutorial.checkpoints import CheckpointError, read_checkpoint
 
     model = AutoModelForCausalLM.from_pretrained(POLICY).eval()
     first = [

@@ -21,7 +21,7 @@ from pathlib import Path
 from .main import SESSION_PATIENCE, check_extras
 
 START_PATIENCE = 180.0  # seconds; importing torch from a cold disk takes a while
-STOP_PATIENCE = 2.0  # seconds after which a server that was told to end is killed
+STOP_PATIENCE = 0.8  # seconds after which a server that was told to end is killed
 
 
 class LocalServer:
