@@ -50,7 +50,6 @@ def connect(
     on_death: called with the reason where the local one ends by itself again and again. Raises PreflightError,
     RuntimeError, Stopped.
     """
-    where: Callable[[], tuple[str, str]]
     if address is None:
         from .server.process import LocalServer
 
@@ -69,13 +68,12 @@ def connect(
         watcher.start()
         closing.callback(watcher.join, 2.0)
         closing.callback(over.set)
-        where = lambda: (server.url, server.key)  # noqa: E731
+        address = (server.url, server.key)
     else:
         bypass_proxy_for(address[0])
         check = partial(check_address, *address, config.base_model)
         in_thread(check, halt, f"asking the server at {address[0]}", COLD_START)
-        where = lambda: address  # noqa: E731
-    service = PolicyService(config, where, halt, folder.log)
+    service = PolicyService(config, address, halt, folder.log)
     closing.callback(service.close)
     return service
 
@@ -92,7 +90,7 @@ def _watch(
         if deaths > RESTARTS:
             on_death(reason)
             return
-        folder.log("note", text=f"the local server is started again: {reason.splitlines()[0]}")
+        folder.log("note", text=f"the local server is started again: {reason.partition(';')[0]}")
         server.stop()
         try:
             server.start(over)

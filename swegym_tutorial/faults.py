@@ -54,12 +54,11 @@ class Faults:
             self._last.append(reason)
             self._streak = 0 if reason is None else self._streak + 1
             lost = sum(why is not None for why in self._last)
-            if len(self._last) >= min(
-                self._config.fault_window, FEWEST
-            ) and lost > self._config.max_fault_share * len(self._last):
-                self._since = self._since or time.monotonic()
-            else:
+            few = len(self._last) < min(self._config.fault_window, FEWEST)
+            if few or lost <= self._config.max_fault_share * len(self._last):
                 self._since = None
+            elif self._since is None:
+                self._since = time.monotonic()
 
     def _told(self, minutes: float) -> str:
         reasons = Counter(why for why in self._last if why is not None)

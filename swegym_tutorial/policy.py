@@ -211,7 +211,7 @@ class PolicyClient:
         """Do work on the adapter; where a call of it fails, do it again on a new one in the last checkpoint's state."""
         began = time.monotonic()
         met: Counter[Trouble] = Counter()
-        reason = ""
+        reason, checkpoint = "", self.checkpoint
         with self._service.watch.waiting(what):
             for tries in itertools.count(1):
                 try:
@@ -232,7 +232,7 @@ class PolicyClient:
                 if self.halt.wait(pause(tries)):
                     raise Stopped(what)
         if reason:
-            self._service.recovered(self.job, self.checkpoint, reason, time.monotonic() - began)
+            self._service.recovered(self.job, checkpoint, reason, time.monotonic() - began)
         return result
 
     def _make(self) -> None:
@@ -303,18 +303,18 @@ class PolicyService:
     def __init__(
         self,
         config: TrainingConfig,
-        address: tuple[str, str] | Callable[[], tuple[str, str]],
+        address: tuple[str, str],
         halt: Halt,
         log: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
-        """address: the server's URL and key, or what returns those of now. log: of a run folder."""
+        """address: the server's URL and key. log: of a run folder, or what takes its place."""
         self.config = config
         self.stop_tokens: list[int] = []
-        self._address = address if callable(address) else lambda: address
+        self._address = address
         self._halt, self._log = halt, log
         self._clients: list[PolicyClient] = []
         self._closed = False
-        self.watch = Watch(log, lambda: ailment(*self._address()))
+        self.watch = Watch(log, lambda: ailment(*self._address))
         self._line = Line(self.session, self.watch)
 
     def session(self) -> Session:
@@ -365,6 +365,7 @@ class PolicyService:
         return self.sampler(self.config.base_model, temperature=temperature, halt=halt)
 
     def recovered(self, job: int, checkpoint: str | None, reason: str, seconds: float) -> None:
+        """Log that a job's adapter was made anew from a checkpoint, or with None from the start."""
         self._log(
             "recovered",
             job=f"train-job{job}",

@@ -161,9 +161,17 @@ class TrainingRun:
         return self._closed.wait(timeout)
 
     def wait(self) -> None:
-        """Wait for the end, and raise what the run raised. A run that was stopped ends without an error."""
-        while not self._done.wait(0.2):  # short waits, so that Ctrl-C gets through everywhere
-            pass
+        """Wait for the end, and raise what the run raised. A run that was stopped ends without an error.
+
+        Ctrl-C, or a notebook's interrupt, stops the run and is raised again: call `join` to wait without that.
+        """
+        try:
+            while not self._done.wait(0.2):  # short waits, so that an interrupt gets through everywhere
+                pass
+        except KeyboardInterrupt:
+            self.stop()
+            self._done.wait(1.5)
+            raise
         if self.error is not None:
             raise self.error
 
@@ -215,8 +223,15 @@ class TrainingRun:
             self._closed.set()
             atexit.unregister(self._at_exit)
 
+    def _watch_hours(self) -> None:
+        """End a run whose hours are over before it trains; from then on its clients see to it."""
+        if not self._halt.wait(self.config.hours * 3600) and self._clients is None:
+            self._end_with(
+                f"the run's hours ({self.config.hours:g}) were over before its training could begin"
+            )
+
     def _end_with(self, reason: str) -> None:
-        """The local server is gone for good: end the run with this error."""
+        """End the run with this error, from another thread."""
         self._fatal = RunError(reason)
         self._halt.set()
 
@@ -228,6 +243,7 @@ class TrainingRun:
     def _run(self, closing: contextlib.ExitStack) -> None:
         config, tasks = self.config, self._tasks
         self._deadline = time.time() + config.hours * 3600
+        threading.Thread(target=self._watch_hours, name="hours", daemon=True).start()
         self._begin_log()
         trust = trust_in([*tasks.train, *tasks.held_out])
         tasks.leave_out_invalid(trust)

@@ -24,16 +24,14 @@ START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
 FAILURES = 4  # tries of one request at which the server itself fails
 
-Address = Callable[[], tuple[str, str]]  # the server's URL and key of now
-
 
 class Session:
     """A session of the SDK's. Its calls wait; each takes what ends the waiting. Safe for many threads."""
 
-    def __init__(self, config: TrainingConfig, address: Address) -> None:
+    def __init__(self, config: TrainingConfig, address: tuple[str, str]) -> None:
         import tinker
 
-        self._address = url, key = address()
+        self._address = url, key = address
         bypass_proxy_for(url)
         self._config = config
         self._service = translated(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from typing import Any
 
 SLOW = 15.0  # seconds after which the server is asked how it is
 PENDING = 900.0  # seconds after which a call is told of though the server is well
-ASK_EVERY = 10.0
+ASK_EVERY = 10.0  # seconds between two questions
+LOOK_EVERY = 1.0  # and between two looks at what waits
 TELL_EVERY = 30.0  # seconds between two lines on one trouble, growing with its age
 FRESH = 90.0  # seconds for which an error, or a warning of the SDK's, explains the waiting
 
@@ -25,15 +27,24 @@ FRESH = 90.0  # seconds for which an error, or a warning of the SDK's, explains 
 class Watch:
     """Logs what takes long at the server. Safe for many threads; close() ends its own."""
 
-    def __init__(self, log: Callable[..., None], ask: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        log: Callable[..., None],
+        ask: Callable[[], str | None],
+        *,
+        slow: float = SLOW,
+        ask_every: float = ASK_EVERY,
+        look_every: float = LOOK_EVERY,
+    ) -> None:
         """log: of a run folder. ask: says what ails the server, or None where it answers; may take seconds."""
         self._log, self._ask = log, ask
+        self._slow, self._ask_every, self._look_every = slow, ask_every, look_every
         self._calls: dict[int, tuple[float, str]] = {}  # of each waiting call since when, and for what
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._heard: tuple[float, str] | None = None  # the last error or warning
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._warnings = _Warnings(self.hear)
         self._told: tuple[float, str] | None = None  # when something was last told, and what
         self._began = 0.0
@@ -42,9 +53,9 @@ class Watch:
     def waiting(self, what: str) -> Iterator[None]:
         """Mark a call, with all its tries."""
         with self._lock:
-            if self._thread is None and not self._over.is_set():
-                self._thread = threading.Thread(target=self._look, name="server-watch", daemon=True)
-                self._thread.start()
+            if self.thread is None and not self._over.is_set():
+                self.thread = threading.Thread(target=self._look, name="server-watch", daemon=True)
+                self.thread.start()
                 logging.getLogger("tinker").addHandler(self._warnings)
             number = next(self._numbers)
             self._calls[number] = (time.monotonic(), what)
@@ -65,19 +76,19 @@ class Watch:
         logging.getLogger("tinker").removeHandler(self._warnings)
 
     def join(self, timeout: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout)
+        if self.thread is not None:
+            self.thread.join(timeout)
 
     def _look(self) -> None:
-        asked, ails = -ASK_EVERY, None
-        while not self._over.wait(1.0):
+        asked, ails = -math.inf, None
+        while not self._over.wait(self._look_every):
             with self._lock:
                 oldest = min(self._calls.values(), default=None)
             age = time.monotonic() - oldest[0] if oldest else 0.0
-            if oldest is None or age < SLOW:
+            if oldest is None or age < self._slow:
                 self._tell_over()
                 continue
-            if time.monotonic() - asked >= ASK_EVERY:
+            if time.monotonic() - asked >= self._ask_every:
                 ails = self._ask()
                 asked = time.monotonic()
             with self._lock:
@@ -132,5 +143,6 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if "try_again" not in text:  # said at each look at an answer that is not there yet
+        # The first is said at each look at an answer that is not there yet; the second is nobody's concern.
+        if "try_again" not in text and "telemetry" not in text:
             self._hear(text)

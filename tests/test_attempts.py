@@ -1,6 +1,5 @@
 """One attempt's border: what is retried, what is lost, and what is recorded of it."""
 
-import threading
 from dataclasses import replace
 
 import pytest

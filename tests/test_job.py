@@ -21,7 +21,7 @@ from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.job import TrainingJob
-from swegym_tutorial.policy import CheckpointGone, Update
+from swegym_tutorial.policy import Update
 from swegym_tutorial.rollout import Ending, Rollout
 
 
