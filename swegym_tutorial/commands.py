@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,9 +26,9 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
     from .events import RunFolder
+    from .lines import ENDED, progress_line, resume_command, resume_lines, reward_line
     from .plots import save_reward_time
-    from .terminal import progress_line, reward_line, summarise, table
-    from .words import ENDED
+    from .terminal import resume_points, summarise, table
 
     if not (args.run_folder / "events.jsonl").exists():
         parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
@@ -37,20 +36,18 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.episode:
         return _show_episode(args.run_folder, args.episode, console)
     summary = summarise(args.run_folder)
+    summary.gone = summary.status not in ENDED and not RunFolder(args.run_folder).written()
     console.print(table(summary))
-    for line in reward_line(summary):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
     state = summary.status + (f": {summary.reason}" if summary.reason else "")
-    if summary.status not in ENDED and not RunFolder(args.run_folder).written():
-        command = f"swegym-tutorial train --resume --output {shlex.quote(str(args.run_folder))}"
-        state = f"its process is gone; go on with: {command}\nit was {state}"
-    console.print(f"{state}; {progress_line(summary)}", highlight=False, soft_wrap=True, markup=False)
-    console.print(
+    if summary.gone:
+        state = f"its process is gone; go on with: {resume_command(args.run_folder)}\nit was {state}"
+    for line in (
+        *reward_line(summary),
+        *resume_lines(resume_points(args.run_folder)),
+        f"{state}; {progress_line(summary)}",
         f"figure: {save_reward_time(args.run_folder, args.png)}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     return DONE
 
 
@@ -60,7 +57,8 @@ def _show_episode(folder: Path, name: str, console: Any) -> int:
     found = sorted(folder.glob(f"episodes/*/*/{name}/*.json.gz"))
     if not found:
         raise TaskError(
-            f"{folder} has no episode {name}; they are named like g000003-a2, in {folder / 'episodes'}"
+            f"{folder} has no episode {name}; they are named like g000003-a2, in {folder / 'episodes'}, where the "
+            "oldest are deleted beyond episodes_gb"
         )
     for path in sorted({p.parent for p in found}):
         episode = read_episode(path)
@@ -230,10 +228,9 @@ def _find_sandboxes(args: argparse.Namespace) -> list[Any]:
 
 
 def _run_ids(folder: Path) -> list[str]:
-    from .events import EventReader
+    from .events import scan
 
-    events = EventReader(folder).read()
-    return [event["run"] for event in events if event.get("event") == "run_start" and event.get("run")]
+    return [event["run"] for event in scan(folder, ["run_start"]) if event.get("run")]
 
 
 def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

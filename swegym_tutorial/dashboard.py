@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .events import EventReader, RunFolder
-from .summary import RunSummary
-from .terminal import evaluation_lines, step_line
-from .words import ENDED, alt_text, status_line, summary_table
+from .lines import ENDED, evaluation_lines, resume_command
+from .summary import ADD_NOTHING, RunSummary
+from .terminal import PlainLines
+from .words import alt_text, status_line, summary_table
 
 INTERVAL = 1.0  # seconds between two looks at the log
 LISTENING = 0.05  # seconds between two chances for a button's press to be heard
@@ -67,7 +68,8 @@ class Dashboard:
                 raise FileNotFoundError(f"there is no run folder {path}: name one that holds an events.jsonl")
         else:
             self._run, path = run_or_folder, run_or_folder.folder.path
-        self._reader = EventReader(path / "events.jsonl")
+        self._folder = RunFolder(path)
+        self._reader = EventReader(self._folder.events, skip=ADD_NOTHING)
         self._summary = RunSummary()
         self._closing = threading.Event()
         self._painter: threading.Thread | None = None
@@ -147,10 +149,23 @@ class Dashboard:
 
     def _look(self, over: bool) -> bool:
         """Take in what is new in the log and show it; returns whether it was the last time."""
-        self._summary.update(self._reader.read())
-        over = over or (self._run is None and self._summary.status in ENDED)
+        self._summary.update(self._reader.stream())
+        if self._run is None:
+            over = self._over_elsewhere() or over
         self._view.show(self._summary, over)
+        if self._summary.gone:
+            self._view.tell(f"go on with: {resume_command(self._folder.path)}")
         return over
+
+    def _over_elsewhere(self) -> bool:
+        """Whether the run in this folder, of whatever process, has ended or its process is gone."""
+        if self._summary.status in ENDED:
+            return True
+        if self._summary.last_event is None or self._folder.written():
+            return False
+        self._summary.update(self._reader.stream())  # what it wrote just before its end
+        self._summary.gone = self._summary.status not in ENDED
+        return True
 
 
 def in_notebook() -> bool:
@@ -269,7 +284,8 @@ def figure_state(summary: RunSummary) -> Any:
     steps = {job: [(s.step, s.time) for s in steps[-1:]] for job, steps in summary.steps.items()}
     return (
         steps,
-        len(summary.evaluations),
+        [len(steps) for steps in summary.steps.values()],
+        [(e.label, e.job, e.resolved) for e in summary.evaluations],
         summary.planned_steps,
         None if steps else (summary.phase, summary.status),
     )
@@ -295,12 +311,14 @@ class _TextView:
 
     def __init__(self) -> None:
         self.text = ""
-        self._told: set[str] = set()
+        self._plain = PlainLines()
+        self._told: set[str] = set()  # evaluations
         self._phase = ""
 
     def show(self, summary: RunSummary, over: bool) -> None:
-        steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
-        for line in (*map(step_line, steps), *evaluation_lines(summary)):
+        for line in self._plain.new(summary):
+            self.tell(line)
+        for line in evaluation_lines(summary):
             if line not in self._told:
                 self._told.add(line)
                 self.tell(line)

@@ -15,20 +15,26 @@ Knows nothing of how the records come about.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import gzip
 import json
 import math
 import os
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from .attempt_json import rollout_to_json, verdict_to_json
+from .episode_disk import EpisodeDisk
 from .grading import Verdict
 from .rollout import Rollout
+
+READ = 2**20  # bytes of a log that are read at once
+LONGEST_LINE = 2**24  # bytes: what is longer is no event of ours, and is passed over
+OPENING = 1.0  # seconds: who looks whether a folder is written to holds its lock for a moment
 
 
 def _finite(value: Any) -> Any:
@@ -65,10 +71,15 @@ class RunFolder:
     """Names of what lies in a run folder, and the writing of it. Safe for many threads."""
 
     def __init__(self, path: str | os.PathLike[str], episodes_gb: float | None = None) -> None:
+        """episodes_gb: how much disk the recorded attempts may take, in 10^9 bytes; from open() to close()
+        the oldest are deleted beyond it, with an `episodes_deleted` event. None: all of them are kept."""
         self.path = Path(path)
         self.events = self.path / "events.jsonl"
         self._lock = threading.Lock()
         self._file: Any = None
+        self._disk: EpisodeDisk | None = None
+        if episodes_gb is not None:
+            self._disk = EpisodeDisk(self.path / "episodes", episodes_gb * 1e9, self.log)
 
     def used(self) -> bool:
         return self.path.exists() and any(self.path.iterdir())
@@ -81,19 +92,19 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.events.open("a+b", buffering=0)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError:
             file.close()
             raise FolderInUse(
                 f"another run is writing to {self.path}: stop it first, or name another folder"
             ) from None
-        except OSError:  # a file system without locks, such as some network ones
-            pass
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
         self._file = file
+        if self._disk is not None:
+            self._disk.start()
 
     def written(self) -> bool:
         """Whether a process writes to the folder now; True also where the file system has no locks."""
@@ -112,8 +123,13 @@ class RunFolder:
         with self._lock:
             if self._file is not None and not self._file.closed:
                 self._file.write(line.encode())
+        if event == "episode" and self._disk is not None:  # graded, or lost: nobody writes to it any more
+            names = ("phase", "job", "group", "attempt")
+            self._disk.finish(self.episode(*(fields[name] for name in names)))
 
     def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -126,68 +142,50 @@ class RunFolder:
 
     def save_rollout(self, folder: Path, rollout: Rollout) -> None:
         """Write an attempt as it stands before grading."""
+        if self._disk is not None:
+            self._disk.begin(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_gzip(folder / "ungraded.json.gz", rollout_to_json(rollout))
+        size = _write_gzip(folder / "ungraded.json.gz", rollout_to_json(rollout))
         (folder / "prediction.patch").write_bytes(rollout.patch)
+        if self._disk is not None:
+            self._disk.wrote(folder, size, len(rollout.patch))
 
     def save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
         """Write an attempt with its verdict, and what the tests said."""
-        report = verdict_to_json(verdict)
-        _write_gzip(folder / "trajectory.json.gz", {**rollout_to_json(rollout), "verdict": report})
+        verdict_json = verdict_to_json(verdict)
+        report, output = (dumps(verdict_json) + "\n").encode(), verdict.log.encode()
+        size = _write_gzip(
+            folder / "trajectory.json.gz", {**rollout_to_json(rollout), "verdict": verdict_json}
+        )
         tests = folder / rollout.task_id.lower()
         tests.mkdir(exist_ok=True)
-        (tests / "report.json").write_text(dumps(report) + "\n", encoding="utf-8")
-        (tests / "test_output.txt").write_text(verdict.log, encoding="utf-8")
+        (tests / "report.json").write_bytes(report)
+        (tests / "test_output.txt").write_bytes(output)
+        if self._disk is not None:
+            self._disk.wrote(folder, size, len(report), len(output))
 
 
-def _write_gzip(path: Path, value: Any) -> None:
+def _lock(file: Any) -> None:
+    """Take the log's lock, for as long as it is open. Raises BlockingIOError where another process keeps it."""
+    deadline = time.monotonic() + OPENING
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        except OSError:  # a file system without locks, such as some network ones
+            return None
+
+
+def _write_gzip(path: Path, value: Any) -> int:
+    """Write a value as gzipped JSON; returns its bytes there."""
     data = gzip.compress(dumps(value).encode(), compresslevel=1, mtime=0)
     temporary = path.with_name(f".{path.name}")
     temporary.write_bytes(data)
     temporary.replace(path)  # so that a reader of a live run never sees half of it
-
-
-def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
-    turns = [
-        {
-            "text": turn.text,
-            "sampled_tokens": turn.sampled_tokens,
-            "calls": [
-                {
-                    "command": command,
-                    "exit_code": result.exit_code,
-                    "output": result.output,
-                    "timed_out": result.timed_out,
-                    "truncated_bytes": result.truncated_bytes,
-                    "seconds": round(result.seconds, 4),
-                }
-                for command, result in zip(turn.commands, turn.results, strict=True)
-            ],
-            "errors": list(turn.errors),
-        }
-        for turn in rollout.turns
-    ]
-    return {
-        "instance_id": rollout.task_id,
-        "ending": rollout.ending,
-        "seconds": round(rollout.seconds, 4),
-        "turns": turns,
-        "tokens": rollout.tokens.tolist(),
-        "mask": rollout.mask.astype(int).tolist(),
-        "logprobs": [round(x, 6) for x in rollout.logprobs.tolist()],
-    }
-
-
-def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "outcome": verdict.outcome,
-        "reward": verdict.reward,
-        "tests": dict(verdict.tests),
-        "detail": verdict.detail,
-        "seconds": round(verdict.seconds, 4),
-        "shared": verdict.shared,
-        "plain": verdict.plain,  # by the printed output and SWE-Gym's rules alone
-    }
+    return len(data)
 
 
 def read_episode(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -209,54 +207,105 @@ class EventReader:
     object is passed over and counted in `bad_lines`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        path = Path(path)
-        self._path = path / "events.jsonl" if path.is_dir() or not path.suffix else path
+    def __init__(self, path: str | os.PathLike[str], skip: Iterable[str] = ()) -> None:
+        """skip: names of events to pass over unread, which is much quicker; one that is the last of many is
+        returned all the same, so that the time of the last event is known."""
+        self._path = _log_in(path)
+        self._skip = (
+            re.compile(rb'\{"time": [\d.]+, "event": "(?:' + _any_of(skip) + rb')"') if skip else None
+        )
         self._at = 0
         self.bad_lines = 0
 
     def read(self) -> list[dict[str, Any]]:
+        """Return all that is new. Of a long log this is much at once: `stream` is for those."""
+        return list(self.stream())
+
+    def stream(self) -> Iterator[dict[str, Any]]:
+        """Yield what is new, in little memory however long the log is. What was not taken comes again."""
         if not self._path.exists():
-            return []
+            return
         with self._path.open("rb") as file:
             file.seek(self._at)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return list(self._parse(whole))
-
-    def _parse(self, data: bytes) -> Iterator[dict[str, Any]]:
-        for line in data.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                event = None
-            if isinstance(event, dict):
-                yield event
-            elif line.strip():
-                self.bad_lines += 1
-
-
-def scan(path: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of these names, in bounded memory; lines that are no events are passed over."""
-    if not path.exists():
-        return
-    marks = [f'"event": "{name}"'.encode() for name in names]
-    with path.open("rb") as file:
-        for line in file:
-            if any(mark in line for mark in marks):
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict) and event.get("event") in names:
+            for block in _blocks(file):
+                end = self._at + len(block)
+                for line in block.splitlines(keepends=True):
+                    self._at += len(line)
+                    if self._skip is not None and self._at < end and self._skip.match(line):
+                        continue
+                    event = _parse(line)
+                    if event is not None:
                         yield event
+                    elif line.strip():
+                        self.bad_lines += 1
 
 
-def mark_unfinished(path: Path) -> list[dict[str, Any]]:
-    open_attempts: dict[Any, dict[str, Any]] = {}
+def scan(path: str | os.PathLike[str], names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a log's events of these names in their order, in little memory and without reading the others as JSON.
+
+    path: a run's folder or its log; where there is none, nothing is yielded. Lines that were cut or are no events
+    are passed over.
+    """
+    names = frozenset(names)
+    path = _log_in(path)
+    if not names or not path.exists():
+        return
+    wanted = re.compile(rb'"event": ?"(?:' + _any_of(names) + rb')"')
+    with path.open("rb") as file:
+        for block in _blocks(file):
+            at = 0
+            while found := wanted.search(block, at):
+                start = block.rfind(b"\n", at, found.start()) + 1 or at
+                at = block.find(b"\n", found.end()) + 1 or len(block)
+                event = _parse(block[start:at])
+                if event is not None and event.get("event") in names:
+                    yield event
+
+
+def mark_unfinished(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the attempts that began and neither ended nor were marked, oldest first.
+
+    Each is the fields of its `attempt_unfinished` event: phase, job, group, attempt, instance_id, policy_version.
+    Takes memory for the attempts that are open side by side, not for the log's length.
+    """
+    fields = ("phase", "job", "group", "attempt", "instance_id", "policy_version")
+    begun: dict[tuple[Any, ...], dict[str, Any]] = {}
     for event in scan(path, ("rollout_start", "episode", "attempt_unfinished")):
-        key = tuple(event.get(k) for k in ("phase", "job", "group", "attempt"))
+        key = tuple(event.get(name) for name in fields[:4])
         if event["event"] == "rollout_start":
-            open_attempts[key] = {k: v for k, v in event.items() if k not in ("time", "event")}
+            begun[key] = {name: event.get(name) for name in fields}
         else:
-            open_attempts.pop(key, None)
-    return list(open_attempts.values())
+            begun.pop(key, None)
+    return list(begun.values())
+
+
+def _any_of(names: Iterable[str]) -> bytes:
+    return b"|".join(re.escape(name.encode()) for name in names)
+
+
+def _log_in(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path / "events.jsonl" if path.is_dir() or not path.suffix else path
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a file's whole lines, many at once; a last line without an end is left, unless it is far too long."""
+    rest = b""
+    while data := file.read(READ):
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield rest + data[:end]
+            rest = data[end:]
+        else:
+            rest += data
+            if len(rest) > LONGEST_LINE:
+                yield rest
+                rest = b""

@@ -1,168 +1,228 @@
-"""How a run looks in a terminal: a live table, plain lines where there is no terminal, and `show`.
+"""A run in a terminal: a live table, plain lines where there is no terminal, and `show`.
 
 Reads events only, so that it shows a live run, a finished one, and one made elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .events import EventReader
-from .summary import FATES, Filling, RunSummary, StepResult
-from .trust import NOT_VALID
+from .lines import (
+    OVER,
+    client_state,
+    deleted_line,
+    duration,
+    evaluation_lines,
+    fault_lines,
+    job_lines,
+    left_out_lines,
+    progress_line,
+    reward_line,
+    shortened,
+    step_line,
+    waiting_line,
+)
+from .summary import ADD_NOTHING, FATES, RunSummary, job_order
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.table import Table
 
     from .run import TrainingRun
 
+__all__ = [
+    "PlainLines",
+    "evaluation_lines",
+    "fault_lines",
+    "resume_points",
+    "reward_line",
+    "summarise",
+    "table",
+    "watch",
+]
+
 ROWS = 15  # steps that the live table shows
-
-
-def step_line(step: StepResult) -> str:
-    """Return one step as a plain line."""
-    groups = " ".join(f"{fate} {step.groups.get(fate, 0)}" for fate in FATES)
-    return (
-        f"{step.job} step {step.step + 1}: mean reward {step.reward_mean:.3f}, {groups}, "
-        f"{step.batch_seconds:.1f} s (fill {step.fill_seconds:.1f}, train {step.train_seconds:.1f}, "
-        f"publish {step.publish_seconds:.1f}), checkpoint {step.checkpoint}"
-    )
-
-
-def evaluation_lines(summary: RunSummary) -> list[str]:
-    """Return the held-out rates, before and after side by side where both are there."""
-    before = next((e for e in summary.evaluations if e.label == "before"), None)
-    after = [e for e in summary.evaluations if e.label == "after"]
-    if before is None:
-        return []
-    told = f"{before.split}: before {before.rate:.3f} ({before.resolved} of {before.attempts} resolved)"
-    if not after:
-        return [told]
-    return [f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]" for e in after]
-
-
-def reward_line(summary: RunSummary) -> list[str]:
-    """Return mean rewards at the start and over the last five steps of each job."""
-    lines = []
-    if summary.out_of_time:
-        done = max(map(len, summary.steps.values()), default=0)
-        lines.append(
-            f"time was over after {done} of {summary.planned_steps} steps: raise --hours and --resume"
-        )
-    for job, steps in summary.steps.items():
-        last = [s.reward_mean for s in steps[-5:]]
-        lines.append(
-            f"{job}: mean reward {steps[0].reward_mean:.3f} in step 1, "
-            f"{sum(last) / len(last):.3f} over the last {len(last)} of {len(steps)} steps; "
-            f"{sum(s.batch_seconds for s in steps):.0f} s of training"
-        )
-    return lines
-
-
-def progress_line(summary: RunSummary) -> str:
-    """Say in a line what the run is doing now."""
-    if summary.evaluating is not None and summary.phase.startswith("evaluating"):
-        done, resolved, planned = summary.evaluating
-        return f"{summary.phase}: {done} of {planned} attempts, {resolved} resolved"
-    if summary.phase == "training" and summary.status in ("running", "paused"):
-        parts = []
-        for job, filling in summary.filling.items():
-            done = len(summary.steps.get(job, []))
-            groups = ", ".join(f"{filling.groups[fate]} {fate}" for fate in FATES if filling.groups[fate])
-            parts.append(
-                f"{job} batch {done + 1} of {summary.planned_steps}: {_graded(filling)}"
-                + (f", groups {groups}" if groups else "")
-            )
-        paused = "paused; " if summary.status == "paused" else ""
-        return paused + ("; ".join(parts) or "training: waiting for the first attempts")
-    return ": ".join(filter(None, [summary.phase or "starting", summary.note]))
-
-
-def _graded(filling: Filling) -> str:
-    """Say how attempts came out, and where none was resolved, what became of most."""
-    told = f"{filling.attempts} attempts graded, {filling.resolved} resolved"
-    if filling.attempts and not filling.resolved:
-        outcome, count = filling.outcomes.most_common(1)[0]
-        told += f" ({count} {outcome})"
-    return told
+WIDTH = 80  # characters that the tables have at most
+TOLD_EVERY = 30.0  # seconds between two plain lines on the progress
+WAITING_TOLD_EVERY = 180.0  # and on the same wait
 
 
 def table(summary: RunSummary, rows: int | None = None) -> Group:
-    """Return the steps as a rich table of at most 80 columns, the last `rows` of all jobs, and what they came to."""
+    """Return a rich table of at most 80 columns, and what the run came to below it.
+
+    Of one client each of the last `rows` steps is a row (None: all of them); of several each client is one, as
+    hundreds of steps side by side would tell nobody how they stand.
+    """
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
+
+    steps = any(summary.steps.values())
+    many = summary.clients > 1
+    view = _client_table(summary) if many else _step_table(summary, rows)
+    lines = [
+        *left_out_lines(summary),
+        *job_lines(summary),
+        *([] if many and rows else checkpoint_lines(summary)),
+        *evaluation_lines(summary),
+        *fault_lines(summary),
+        *filter(None, [deleted_line(summary)]),
+    ]
+    return Group(*([view] if steps or many else []), *(Text(line, overflow="fold") for line in lines))
+
+
+def _step_table(summary: RunSummary, rows: int | None) -> Table:
+    """Return the last `rows` steps, or all, one a row."""
+    from rich.table import Table
 
     view = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1), collapse_padding=True)
     for name in ("job", "step", "mean reward", *FATES, "seconds", "fill", "train", "publish"):
         view.add_column(name, justify="left" if name in ("job", "mean reward") else "right", no_wrap=True)
     steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
     for s in steps[-rows:] if rows else steps:
-        filled = round(6 * s.reward_mean)
         view.add_row(
             s.job.removeprefix("train-"),
             str(s.step + 1),
-            f"{s.reward_mean:.3f} {'█' * filled}{'░' * (6 - filled)}",
+            _bar(s.reward_mean),
             *(str(s.groups.get(fate, 0)) for fate in FATES),
             *(f"{t:.1f}" for t in (s.batch_seconds, s.fill_seconds, s.train_seconds, s.publish_seconds)),
         )
-    lines = [
-        *left_out_lines(summary),
-        *(
-            f"{job}, checkpoint of step {steps[-1].step + 1}: {steps[-1].checkpoint}"
-            for job, steps in summary.steps.items()
-        ),
-        *evaluation_lines(summary),
-        *fault_lines(summary),
-    ]
-    return Group(*([view] if steps else []), *(Text(line, overflow="fold") for line in lines))
+    return view
 
 
-def left_out_lines(summary: RunSummary) -> list[str]:
-    """Tell which tasks the run goes without, in a line a cause; the first reason stands for the others."""
-    causes: dict[bool, list[str]] = {}
-    for task, why in summary.left_out.items():
-        causes.setdefault(why.startswith(NOT_VALID), []).append(task)
+def _client_table(summary: RunSummary) -> Table:
+    """Return one row a client and their sums. Groups are counted over all steps and the batch being filled."""
+    from rich.table import Table
+    from rich.text import Text
+
+    jobs = sorted({*summary.jobs, *summary.steps}, key=job_order)
+    states = {job: client_state(summary, job) for job in jobs}
+    groups = {job: _groups(summary, job) for job in jobs}
+    rows = [["job", "step", "mean reward", *FATES, "seconds"]]
+    for job in jobs:
+        steps = summary.steps.get(job, [])
+        rows.append(
+            [
+                job.removeprefix("train-"),
+                f"{len(steps)}/{summary.planned_steps}",
+                _bar(steps[-1].reward_mean if steps else None),
+                *(str(groups[job][fate]) for fate in FATES),
+                _short(steps[-1].batch_seconds if steps else None),
+            ]
+        )
+    last = [steps[-1] for steps in summary.steps.values()]
+    rows.append(
+        [
+            "all",
+            f"{sum(map(len, summary.steps.values()))}/{summary.planned_steps * len(jobs)}",
+            _bar(_mean([s.reward_mean for s in last])),
+            *(str(sum(counts[fate] for counts in groups.values())) for fate in FATES),
+            _short(_mean([s.batch_seconds for s in last])),
+        ]
+    )
+    active = sum(not state.startswith(OVER) for state in states.values())
+    ends = ["state", *states.values(), f"{active} of {len(jobs)} active"]
+    room = WIDTH - sum(max(map(len, column)) + 1 for column in zip(*rows, strict=True))
+    view = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for name in (*rows[0], "state"):
+        left = name in ("job", "mean reward", "state")
+        view.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for row, state in zip(rows[1:], ends[1:], strict=True):
+        style = "bold" if row[0] == "all" else ""
+        view.add_row(*row, Text(shortened(state, max(9, room))), style=style)
+    return view
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _groups(summary: RunSummary, job: str) -> Counter[str]:
+    """Count a client's groups by their fates, those of the batch being filled among them."""
+    counts: Counter[str] = Counter()
+    for step in summary.steps.get(job, []):
+        counts.update(step.groups)
+    if job in summary.filling:
+        counts.update(summary.filling[job].groups)
+    return counts
+
+
+def _bar(mean: float | None) -> str:
+    if mean is None:
+        return "-"
+    filled = round(6 * mean)
+    return f"{mean:.3f} {'█' * filled}{'░' * (6 - filled)}"
+
+
+def _short(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f}" if seconds < 1000 else f"{seconds:.0f}"
+
+
+def checkpoint_lines(summary: RunSummary) -> list[str]:
+    """Tell each client's last checkpoint."""
     return [
-        f"{len(tasks)} task{'s' if len(tasks) > 1 else ''} left out ({', '.join(tasks)}): "
-        f"{summary.left_out[tasks[0]]}"
-        for tasks in causes.values()
+        f"{job}, checkpoint of step {steps[-1].step + 1}: {steps[-1].checkpoint}"
+        for job, steps in summary.steps.items()
     ]
 
 
-def fault_lines(summary: RunSummary) -> list[str]:
-    total = sum(summary.faults.values())
-    if not total:
-        return []
-    reason, count = summary.faults.most_common(1)[0]
-    return [f"{total} infrastructure faults, the commonest {count} times: {reason}"]
+class PlainLines:
+    """What a run tells where there is no live table: each step, what is waited for, and how its clients end."""
+
+    def __init__(self) -> None:
+        self._steps: set[tuple[str, int, float]] = set()
+        self._told: set[str] = set()  # clients' ends
+        self._noted = 0
+        self._waiting: float | None = None  # when a wait was last told of
+        self._began = 0.0  # since when that wait is
+        self._status = ""
+
+    def new(self, summary: RunSummary, now: float | None = None) -> Iterator[str]:
+        """Yield the lines that are new since the last call. now: seconds since 1970, by default the present."""
+        now = time.time() if now is None else now
+        for step in sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time):
+            if (key := (step.job, step.step, step.time)) not in self._steps:
+                self._steps.add(key)
+                yield step_line(step)
+        yield from summary.notes[-new:] if (new := summary.noted - self._noted) else ()
+        self._noted = summary.noted
+        for line in job_lines(summary):
+            if line not in self._told:
+                self._told.add(line)
+                yield line
+        yield from self._on_waiting(summary, now)
+        if summary.status != self._status and "paused" in (summary.status, self._status):
+            yield (
+                "paused: no group is started"
+                if summary.status == "paused"
+                else f"no longer paused: {summary.status}"
+            )
+        self._status = summary.status
+
+    def _on_waiting(self, summary: RunSummary, now: float) -> Iterator[str]:
+        if summary.waiting is not None:
+            if self._waiting is None:
+                self._began = summary.waiting.since
+            if self._waiting is None or now - self._waiting >= WAITING_TOLD_EVERY:
+                self._waiting = now
+                yield waiting_line(summary, now)
+        elif self._waiting is not None:
+            self._waiting = None
+            yield f"waited {duration(max(0.0, now - self._began))} for the server, and goes on"
 
 
 def watch(run: TrainingRun, console: Console) -> RunSummary:
     """Show a run until it ends: a live table in a terminal, plain lines elsewhere. Returns its summary."""
-    reader, summary = EventReader(run.folder.path), RunSummary()
+    reader, summary = EventReader(run.folder.path, skip=ADD_NOTHING), RunSummary()
     if not console.is_terminal:
-        printed = notes = 0
-        phase = ""
-        told = time.monotonic()
-        while True:
-            over = run.join(0.5)
-            summary.update(reader.read())
-            steps = sorted((s for steps in summary.steps.values() for s in steps), key=lambda s: s.time)
-            for step in steps[printed:]:
-                console.print(step_line(step), soft_wrap=True, highlight=False, markup=False)
-                told = time.monotonic()
-            printed = len(steps)
-            for note in summary.notes[notes:]:
-                console.print(note, soft_wrap=True, highlight=False, markup=False)
-            notes = len(summary.notes)
-            if summary.phase != phase or time.monotonic() - told > 30:
-                phase, told = summary.phase, time.monotonic()
-                console.print(progress_line(summary), soft_wrap=True, highlight=False, markup=False)
-            if over:
-                return summary
+        return _watch_plain(run, console, reader, summary)
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -172,15 +232,48 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
 
     with Live(console=console, auto_refresh=False) as live:
         while not run.join(0.25):
-            summary.update(reader.read())
+            summary.update(reader.stream())
             live.update(view(ROWS, progress_line(summary)), refresh=True)
-        summary.update(reader.read())
+        summary.update(reader.stream())
         live.update(view(None, ""), refresh=True)
     return summary
+
+
+def _watch_plain(run: TrainingRun, console: Console, reader: EventReader, summary: RunSummary) -> RunSummary:
+    plain, phase, told = PlainLines(), "", time.monotonic()
+    while True:
+        over = run.join(0.5)
+        summary.update(reader.stream())
+        lines = list(plain.new(summary))
+        quiet = time.monotonic() - told > TOLD_EVERY and summary.waiting is None
+        if summary.phase != phase or (quiet and not lines):
+            phase = summary.phase
+            lines.append(progress_line(summary))
+        for line in lines:
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            told = time.monotonic()
+        if over:
+            return summary
 
 
 def summarise(folder: Path) -> RunSummary:
     """Read a whole run folder."""
     summary = RunSummary()
-    summary.update(EventReader(folder).read())
+    summary.update(EventReader(folder, skip=ADD_NOTHING).stream())
     return summary
+
+
+def resume_points(folder: Path) -> dict[str, list[int]]:
+    """Return each job's steps, counted from 1, after which a checkpoint is kept, the newest first; 0 is the start.
+
+    A file that cannot be read is passed over: whoever goes on from it is told.
+    """
+    points: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("train-job*-checkpoint.json"), key=lambda path: job_order(path.name)):
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            steps = [int(each["step"]) + 1 for each in (saved, *saved.get("earlier", []))]
+        except (OSError, ValueError, AttributeError, KeyError, TypeError):
+            continue
+        points[path.name.removesuffix("-checkpoint.json")] = steps
+    return points

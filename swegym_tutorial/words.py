@@ -5,13 +5,34 @@ Reads a RunSummary only; steps are counted from 1. Knows nothing of figures or n
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 
+from .lines import (
+    ENDED,
+    client_state,
+    deleted_line,
+    duration,
+    fault_lines,
+    job_lines,
+    left_out_lines,
+    waiting_line,
+    work_line,
+)
 from .summary import FATES, EvaluationResult, RunSummary, StepResult
-from .terminal import fault_lines, left_out_lines, progress_line
 
-ENDED = ("done", "stopped", "failed")
+__all__ = [
+    "ENDED",
+    "PHASES",
+    "alt_text",
+    "duration",
+    "held_out",
+    "phase_seconds",
+    "status_line",
+    "summary_table",
+]
+
 PHASES = ("sampling", "tools", "grading", "training", "publishing")  # of a batch, in their order
 
 
@@ -85,6 +106,10 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
     """
     steps = [s for steps in summary.steps.values() for s in steps]
     rows = [("status", status_line(summary))]
+    if waiting := waiting_line(summary, now):
+        rows.append(("waiting", waiting.removeprefix("waiting ")))
+    if summary.clients > 1 and summary.phase == "training":
+        rows.append(("clients", _clients(summary, now)))
     if steps:
         done = sorted(len(steps) for steps in summary.steps.values())
         count = f"{done[0]}" if done[0] == done[-1] else f"{done[0]} to {done[-1]}"
@@ -103,7 +128,13 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
     if left_out := left_out_lines(summary):
         rows.append(("tasks", "; ".join(left_out)))
     if faults := fault_lines(summary):
-        rows.append(("faults", faults[0]))
+        rows.append(("faults", "; ".join(faults)))
+    if summary.recovered:
+        rows.append(("recovered", f"{summary.recovered} times from a checkpoint, on a new adapter"))
+    if summary.unfinished:
+        rows.append(("unfinished", f"{summary.unfinished} attempts of earlier parts of this run"))
+    if deleted := deleted_line(summary):
+        rows.append(("disk", deleted))
     if summary.last_event is not None:
         rows.append(_last_event(summary, summary.last_event, time.time() if now is None else now))
     return rows
@@ -112,19 +143,22 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
 def status_line(summary: RunSummary) -> str:
     """Say what the run is doing, or how it ended."""
     if summary.status not in ENDED:
-        return _progress(summary)
+        return f"its process is gone; it was: {work_line(summary)}" if summary.gone else work_line(summary)
     took = ""
     if summary.started is not None and summary.last_event is not None:
         took = f" after {duration(summary.last_event - summary.started)}"
     return summary.status + took + (f": {summary.reason}" if summary.reason else "")
 
 
-def _progress(summary: RunSummary) -> str:
-    if len(summary.filling) < 2 or summary.phase != "training":
-        return progress_line(summary)
-    graded = sum(filling.attempts for filling in summary.filling.values())
-    paused = "paused; " if summary.status == "paused" else ""
-    return f"{paused}training: {summary.clients} clients fill their batches, {graded} attempts graded so far"
+def _clients(summary: RunSummary, now: float | None) -> str:
+    """Say in short how each client stands, those of the same state together, and why some failed."""
+    states: dict[str, list[str]] = {}
+    for job in summary.jobs:
+        state = client_state(summary, job, now)
+        if not state.startswith("failed"):
+            states.setdefault(re.split(r",? \d", state)[0], []).append(job.removeprefix("train-"))
+    told = [f"{', '.join(jobs)} {name}" for name, jobs in states.items()]
+    return "; ".join([*told, *job_lines(summary)])
 
 
 def _reward_change(summary: RunSummary) -> str:
@@ -151,13 +185,3 @@ def _last_event(summary: RunSummary, at: float, now: float) -> tuple[str, str]:
     if summary.status in ENDED:
         return "ended", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     return "last event", f"{duration(max(0.0, now - at))} ago"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in at most two units: 8 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -280,6 +280,59 @@ def test_a_run_of_another_process_is_followed_to_its_end(
         dashboard.stop()
 
 
+def test_a_run_whose_process_is_gone_is_not_said_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = write_run(tmp_path / "run 1", steps=2, planned=9, evaluations=(), end="")
+    threads = threading.active_count()
+    Dashboard(killed)
+    assert threading.active_count() == threads, "there is nothing more to come"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("its process is gone; it was: train-job0 batch 3 of 9")
+    assert lines[-1] == f"go on with: swegym-tutorial train --resume --output '{killed}'"
+
+
+def test_a_run_that_is_killed_while_it_is_watched_is_told_as_gone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.open()
+    for event in Events(steps=1, planned=9, evaluations=(), end=""):
+        folder.log(event.pop("event"), **{k: v for k, v in event.items() if k != "time"})
+    dashboard = Dashboard(folder.path)
+    time.sleep(1.5)  # it looks once more, and finds the process alive
+    assert "gone" not in str(dashboard)
+    folder.close()  # as the end of its process does
+    asyncio.run(asyncio.wait_for(_await(dashboard), 30))
+    assert str(dashboard).startswith("go on with: swegym-tutorial train --resume")
+
+
+async def _await(dashboard: Dashboard) -> None:
+    await dashboard
+
+
+@pytest.mark.slow
+def test_the_table_of_a_notebook_tells_waits_clients_and_what_is_gone(tmp_path: Path) -> None:
+    events = Events(steps=2, planned=9, clients=3, evaluations=(), end="")
+    lines = [
+        *events,
+        events.event("job_failed", job="train-job2", reason="PolicyError: <gone>"),
+        events.event("waiting", what="sampling", seconds=100.0, reason="HTTP 503"),
+    ]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("".join(dumps(line) + "\n" for line in lines))
+    look = f"from swegym_tutorial import Dashboard\nDashboard({str(folder)!r})"
+    _, outputs = run_cells(look)
+    (table,) = [output.data for output in outputs if "text/html" in output.get("data", {})]
+    for told in (
+        "its process is gone; it was: 2 of 3 clients in training, 1 failed",
+        "had waited 1 min 40 s for the server (sampling): HTTP 503",
+        "job0, job1 gone; train-job2 failed: PolicyError: &lt;gone&gt;",
+        "go on with: swegym-tutorial train --resume --output",
+    ):
+        assert told in table["text/html"]
+    assert len(pictures(outputs)) == 1
+
+
 def test_methods_pause_resume_and_stop_a_live_run(tmp_path: Path) -> None:
     run = Replay(tmp_path / "run", steps=2, pause_after=1).start()
     dashboard = Dashboard(run)

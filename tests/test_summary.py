@@ -5,8 +5,12 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from typing import Any
 
-from swegym_tutorial.summary import RunSummary
+import pytest
+from synthetic import Events
+
+from swegym_tutorial.summary import ADD_NOTHING, JobState, RunSummary, job_order
 from swegym_tutorial.terminal import left_out_lines, progress_line
 from swegym_tutorial.words import summary_table
 
@@ -69,3 +73,177 @@ def test_a_batch_that_nothing_is_resolved_in_says_what_became_of_it() -> None:
     assert progress_line(summary) == "train-job0 batch 1 of 3: 3 attempts graded, 0 resolved (2 empty_patch)"
     summary.update([{**episode, "reward": 1.0, "outcome": "resolved"}])
     assert progress_line(summary) == "train-job0 batch 1 of 3: 4 attempts graded, 1 resolved"
+
+
+# -- What a run survives ---------------------------------------------------------------------------
+
+
+def told(events: Events, *more: tuple[str, dict[str, Any]]) -> RunSummary:
+    """Feed a run's events, and then others by name and fields."""
+    summary = RunSummary()
+    summary.update(events)
+    summary.update([events.event(name, **fields) for name, fields in more])
+    assert summary.odd_events == 0
+    return summary
+
+
+def steps(summary: RunSummary) -> dict[str, list[int]]:
+    return {job: [step.step for step in done] for job, done in summary.steps.items()}
+
+
+JOB = "train-job0"
+UNDER_WAY: dict[str, Any] = {"steps": 4, "planned": 9, "evaluations": (), "end": ""}
+
+
+def test_case_24_steps_after_the_checkpoint_that_a_run_goes_on_from_are_no_part_of_it() -> None:
+    # tinker-cookbook#941
+    resumed = {"checkpoint": "tinker://x", "restarted": []}
+    filling = {"group": 40, "fate": "kept"}
+    summary = told(
+        Events(**UNDER_WAY, clients=2),
+        ("group", {"job": JOB, **filling}),
+        ("resumed", {"job": JOB, "step": 1, **resumed}),
+    )
+    assert steps(summary) == {JOB: [0, 1], "train-job1": [0, 1, 2, 3]} and JOB not in summary.filling
+    summary.update(Events(**UNDER_WAY).batch(JOB, 2))
+    assert steps(summary)[JOB] == [0, 1, 2] and summary.filling[JOB].groups.total() == 0
+    assert steps(told(Events(**UNDER_WAY), ("resumed", {"job": JOB, "step": -1, **resumed}))) == {}
+    assert progress_line(summary).startswith("2 of 2 clients in training")
+
+
+def test_a_run_that_went_back_forgets_what_came_after() -> None:
+    events = Events(steps=4)
+    summary = told(events, ("rolled_back", {"job": JOB, "step": 0}))
+    assert steps(summary) == {JOB: [0]} and [e.label for e in summary.evaluations] == ["before"]
+    assert summary.notes == [f"{JOB} goes back to the checkpoint of step 1"]
+    summary = told(Events(steps=4), ("rolled_back", {"job": JOB, "step": -1}))
+    assert steps(summary) == {} and summary.notes == [f"{JOB} goes back to the start"]
+    assert "steps done" not in dict(summary_table(summary))
+
+
+def test_a_run_that_is_extended_is_not_yet_measured_after_training() -> None:
+    events = Events(steps=2)
+    summary = told(events)
+    assert [e.label for e in summary.evaluations] == ["before", "after"]
+    summary.update([events.event("run_start", steps=3, clients=1, resumed=True)])
+    assert len(summary.evaluations) == 2 and summary.status == "running"
+    summary.update(events.batch(JOB, 2))
+    assert [e.label for e in summary.evaluations] == ["before"]
+
+
+def test_a_wait_is_over_when_it_is_said_when_the_run_ends_and_when_it_is_begun_anew() -> None:
+    waiting = ("waiting", {"what": "sampling", "seconds": 50.0, "reason": "HTTP 503"})
+    events = Events(**UNDER_WAY)
+    summary = told(events, waiting)
+    assert summary.waiting is not None and summary.waiting.since == pytest.approx(events.now - 50)
+    row = dict(summary_table(summary, events.now + 10))["waiting"]
+    assert row == "1 min 0 s for the server (sampling): HTTP 503"
+    for end in (
+        ("waiting_over", {"seconds": 60.0}), ("run_done", {}), ("run_stopped", {}), ("run_failed", {"reason": "x"}),
+        ("run_start", {"steps": 9, "clients": 1}),
+    ):  # fmt: skip
+        over = told(Events(**UNDER_WAY), waiting, end)
+        assert over.waiting is None and "waiting" not in dict(summary_table(over))
+
+
+def test_each_client_has_its_state_and_a_resume_begins_it_anew() -> None:
+    events = Events(**UNDER_WAY, clients=3)
+    summary = told(
+        events,
+        ("job_failed", {"job": "train-job1", "reason": "PolicyError: gone"}),
+        ("out_of_time", {"job": JOB, "step": 4, "hours": 1}),
+        ("job_done", {"job": JOB}),
+        ("job_done", {"job": "train-job2", "step": 4}),
+    )
+    assert summary.jobs == {
+        JOB: JobState("out of time"), "train-job1": JobState("failed", "PolicyError: gone"), "train-job2": JobState("done"),
+    }  # fmt: skip
+    row = dict(summary_table(summary))["clients"]
+    assert row == "job0 out of time; job2 done; train-job1 failed: PolicyError: gone"
+    summary.update([events.event("run_start", steps=9, clients=3, resumed=True)])
+    assert set(summary.jobs.values()) == {JobState("running")} and not summary.out_of_time
+
+
+def test_clients_are_in_the_order_of_their_numbers() -> None:
+    events = Events(**UNDER_WAY)
+    summary = RunSummary()
+    for number in (10, 2, 0, 11, 1):
+        summary.update(events.batch(f"train-job{number}", 0))
+    names = [f"train-job{n}" for n in (0, 1, 2, 10, 11)]
+    assert list(summary.steps) == list(summary.filling) == names == sorted(set(names), key=job_order)
+
+
+def test_what_happened_on_the_way_is_noted_and_counted() -> None:
+    unfinished = {
+        "phase": "run-1",
+        "job": JOB,
+        "group": 3,
+        "attempt": 1,
+        "instance_id": "x",
+        "policy_version": 0,
+    }
+    summary = told(
+        Events(**UNDER_WAY),
+        ("settings_changed", {"changed": {"steps": [4, 9], "hours": [1.0, 2.0]}}),
+        ("reaped", {"kind": "modal", "count": 1, "runs": ["r-1"]}),
+        (
+            "recovered",
+            {"job": JOB, "step": 3, "checkpoint": "tinker://x", "reason": "session lost", "seconds": 61.4},
+        ),
+        (
+            "recovered",
+            {"job": JOB, "step": -1, "checkpoint": "tinker://y", "reason": "HTTP 500", "seconds": 2},
+        ),
+        *[("attempt_unfinished", unfinished)] * 3,
+        ("episodes_deleted", {"count": 40, "bytes": 1_500_000_000}),
+        ("episodes_deleted", {"count": 2, "bytes": 500_000_000}),
+    )
+    assert summary.notes == [
+        "settings changed: steps was 4, is 9; hours was 1.0, is 2.0",
+        "ended 1 sandbox of the kind modal that earlier parts of this run had left",
+        f"{JOB} goes on from the checkpoint of step 4 on a new adapter, after 61 s: session lost",
+        f"{JOB} goes on from the start on a new adapter, after 2 s: HTTP 500",
+    ]
+    rows = dict(summary_table(summary))
+    assert summary.recovered == 2 and rows["recovered"].startswith("2 times")
+    assert rows["unfinished"] == "3 attempts of earlier parts of this run"
+    assert rows["disk"] == "the 42 oldest recorded attempts were deleted (2.0 GB): see episodes_gb"
+
+
+def test_of_many_notes_the_last_are_kept() -> None:
+    summary = told(Events(**UNDER_WAY), *[("note", {"text": str(n)}) for n in range(500)])
+    assert summary.noted == 500 and summary.notes == [str(n) for n in range(300, 500)]
+
+
+def test_case_37_lost_attempts_are_in_the_table() -> None:
+    # rllm#710, open-instruct#1887
+    key = {"phase": "run-1", "job": JOB, "group": 90, "attempt": 0}
+    lost = ("episode", {**key, "reward": None, "outcome": "infrastructure", "reason": "SandboxError: died"})
+    rows = dict(summary_table(told(Events(**UNDER_WAY), *[lost] * 64)))
+    assert rows["faults"] == "64 attempts lost to infrastructure faults (20.0 % of all)"
+
+
+def test_odd_lines_of_the_new_events_hide_no_others() -> None:
+    summary = RunSummary()
+    names = [
+        "waiting",
+        "recovered",
+        "resumed",
+        "rolled_back",
+        "job_failed",
+        "job_done",
+        "settings_changed",
+        "reaped",
+    ]
+    summary.update([{"time": 1.0, "event": name} for name in [*names, "episodes_deleted", "out_of_time"]])
+    summary.update([{"time": 2.0, "event": "note", "text": "still here"}])
+    assert summary.odd_events == 10 and summary.notes[-1] == "still here"
+
+
+def test_events_that_add_nothing_may_be_skipped() -> None:
+    everything = list(Events(steps=3))
+    all_of_them, without = RunSummary(), RunSummary()
+    all_of_them.update(everything)
+    without.update(event for event in everything if event["event"] not in ADD_NOTHING)
+    assert vars(without) == vars(all_of_them)
+    assert not [name for name in ADD_NOTHING if hasattr(RunSummary, f"_on_{name}")]

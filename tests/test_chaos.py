@@ -1,0 +1,432 @@
+"""The loop in trouble: a proxy, sandboxes and a killer that break things on purpose, and what must hold all the same."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import ClassVar
+
+import httpx
+import numpy as np
+import pytest
+from chaos import checks, leaks, proxy
+from chaos import sandboxes as chaotic_sandboxes
+from chaos.chaotic import Meddling, run_in, world
+from chaos.folders import JOB, MIXED, SAME, Told, story, write
+from chaos.history import history, read_log
+from chaos.killer import Killer
+from chaos.proxy import KINDS, Rates, chaos_proxy
+from chaos.sandboxes import ChaoticBackend, Shares
+from safetensors.numpy import save_file
+
+from swegym_tutorial import TrainingConfig
+from swegym_tutorial.sandbox import SandboxError
+
+# -- The long way: whole runs --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_in_the_midst_of_trouble_makes_all_its_steps(tmp_path):
+    config = TrainingConfig.laptop(
+        steps=3,
+        groups_per_batch=4,
+        max_groups_per_batch=4,
+        group_size=4,
+        rollout_workers=8,
+        attempt_retries=4,
+    )
+    shares = Shares(open=0.04, die=0.04, hang=0.01, flood=0.04)
+    with world(tmp_path / "server", Rates.of_each(0.02, outage_every=12, outage_seconds=2)) as place:
+        result = run_in(
+            place, config, tmp_path / "run", shares, meddling=Meddling(restart_every=25, pause_every=10, pause_seconds=2),
+            limit=240,
+        )  # fmt: skip
+    assert result.wrong == [] and result.left_words == []
+    assert result.batches == 3 and result.batches_lost == 0
+    assert sum(result.injected.values()) >= 10
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_left_alone(tmp_path):
+    killer = Killer(tmp_path, seed=3, steps=3)
+    runs = killer.run(3)
+    assert [run.wrong for run in runs] == [[] for _ in runs]
+    assert [run.left for run in runs] == [[] for _ in runs]
+    assert sum(len(run.kills) for run in runs) == 3 and all(run.identical for run in runs)
+
+
+# -- What the checks find ------------------------------------------------------------------------------
+
+
+def test_a_whole_folder_passes_every_check(tmp_path):
+    folder = write(story(), tmp_path / "run")
+    assert checks.all_of(folder, steps=2) == []
+    assert checks.differences(folder, write(story(), tmp_path / "other")) == []
+    told = history(read_log(folder)[0], JOB)
+    assert [[group["group"] for group in step.groups] for step in told.steps] == [[0, 1], [2, 3]]
+    assert [(why, [g["group"] for g in groups]) for why, groups in told.dropped] == [("killed", [2])]
+
+
+def _a_step_twice(told: Told) -> None:
+    told.log("step_done", **told.step(2, 1, [MIXED, MIXED]))
+
+
+def _a_step_missing(told: Told) -> None:
+    told.events.remove(told.find("step_done", step=0))
+
+
+def _a_version_twice(told: Told) -> None:
+    told.find("step_done", step=1)["policy_version"] = 1
+
+
+def _a_group_in_two_steps(told: Told) -> None:
+    for event in told.events:
+        if event.get("group") == 3:
+            event["group"] = 0
+
+
+def _a_group_lost(told: Told) -> None:
+    told.checkpoint["unfinished_groups"] = []
+
+
+def _a_group_in_a_step_and_to_be_started_anew(told: Told) -> None:
+    told.checkpoint["unfinished_groups"] = [3, 4]
+
+
+def _a_group_never_started(told: Told) -> None:
+    told.events = [e for e in told.events if e["event"] != "rollout_start" or e["group"] != 1]
+
+
+def _a_group_told_to_be_started_anew_and_passed_over(told: Told) -> None:
+    told.find("resumed", restarted=[2])["restarted"] = [1]
+
+
+def _a_step_of_fewer_groups_than_it_says(told: Told) -> None:
+    told.events.remove(told.find("group", group=1))
+
+
+def _a_step_with_more_attempts_than_it_says(told: Told) -> None:
+    told.find("group", group=1)["rewards"] = [0.0, 0.0, 0.0]
+
+
+def _a_checkpoint_ahead_of_the_log(told: Told) -> None:
+    told.checkpoint |= {"step": 2}
+
+
+def _a_checkpoint_that_its_line_does_not_name(told: Told) -> None:
+    told.checkpoint["earlier"][0]["checkpoint"] = "tinker://elsewhere/weights/step0"
+
+
+def _a_gap_in_the_listed_checkpoints(told: Told) -> None:
+    told.checkpoint["earlier"][0]["step"] = -1
+
+
+def _an_attempt_neither_ended_nor_marked(told: Told) -> None:
+    told.events.remove(told.find("attempt_unfinished"))
+
+
+def _an_attempt_with_two_ends(told: Told) -> None:
+    told.unfinished(2, 3, 0, 1)
+
+
+def _a_batch_trained_and_dropped(told: Told) -> None:
+    at = told.events.index(told.find("step_done", step=1))
+    told.group(2, 4, SAME, 1)
+    told.events.insert(at, told.events.pop())
+
+
+def _a_batch_full_at_the_end(told: Told) -> None:
+    at = told.events.index(told.find("run_done"))
+    del told.events[at:]
+    told.group(2, 4, MIXED, 2)
+    told.group(2, 5, MIXED, 2)
+    told.log("run_failed", reason="the server is gone")
+
+
+def _too_few_steps(told: Told) -> None:
+    told.events.remove(told.find("step_done", step=1))
+    told.checkpoint = {**told.checkpoint, **told.checkpoint["earlier"][0], "earlier": []}
+
+
+@pytest.mark.parametrize(
+    "doctor, words",
+    [
+        (_a_step_twice, "the steps in effect are [0, 1, 1]"),
+        (_a_step_missing, "the steps in effect are [1]"),
+        (_a_version_twice, "policy versions of the steps are [1, 1]"),
+        (_a_group_in_two_steps, "group 0 is in step 0 and in 1"),
+        (_a_group_lost, "the groups [4] were started and have no fate"),
+        (
+            _a_group_in_a_step_and_to_be_started_anew,
+            "the groups [3] are in a step and are to be started anew",
+        ),
+        (_a_group_never_started, "the groups [1] have a fate and were never started"),
+        (_a_group_told_to_be_started_anew_and_passed_over, "starts [1] anew, and began 2"),
+        (_a_step_of_fewer_groups_than_it_says, "the log shows {'kept': 1}"),
+        (_a_step_with_more_attempts_than_it_says, "counts 4 attempts, and its groups have 5"),
+        (_a_checkpoint_ahead_of_the_log, "the checkpoint is of step 2, the last line of 1"),
+        (_a_checkpoint_that_its_line_does_not_name, "elsewhere"),
+        (_a_gap_in_the_listed_checkpoints, "lists the steps [1, -1]"),
+        (_an_attempt_neither_ended_nor_marked, "neither ended nor marked"),
+        (_an_attempt_with_two_ends, "has 2 ends"),
+        (_a_batch_trained_and_dropped, "step 1 was made of more"),
+        (_a_batch_full_at_the_end, "[4, 5], dropped at run_failed"),
+        (_too_few_steps, "1 of 2 steps"),
+    ],
+)
+def test_what_is_wrong_in_a_log_is_found(doctor, words, tmp_path):
+    told = story()
+    doctor(told)
+    found = checks.all_of(write(told, tmp_path / "run"), steps=2)
+    assert any(words in text for text in found), found
+
+
+@pytest.mark.parametrize("line", ['{"time": 1.0, "ev', "[]", '{"event": "x", "loss": NaN}'])
+def test_a_line_that_is_no_event_is_found(line, tmp_path):
+    folder = write(story(), tmp_path / "run")
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert any("no event" in text for text in checks.all_of(folder))
+
+
+def test_an_attempt_that_cannot_be_read_is_found(tmp_path):
+    folder = write(story(), tmp_path / "run")
+    place = folder / "episodes" / "run-0" / JOB
+    (place / "g000000-a0" / "trajectory.json.gz").write_bytes(b"\x1f\x8b cut")
+    (place / "g000000-a1" / "trajectory.json.gz").unlink()
+    found = checks.all_of(folder)
+    assert len(found) == 2 and all("g000000-a" in text and "cannot be read" in text for text in found)
+
+
+def _another_reward(told: Told) -> None:
+    told.find("group", group=1)["rewards"] = [0.0, 1.0]
+
+
+def _another_task(told: Told) -> None:
+    told.find("group", group=1)["instance_id"] = "task-7"
+
+
+def _another_loss(told: Told) -> None:
+    told.find("step_done", step=1)["metrics"]["loss:sum"] *= 1.001
+
+
+def _another_mean(told: Told) -> None:
+    told.find("step_done", step=0)["reward_mean"] = 0.3
+
+
+@pytest.mark.parametrize(
+    "doctor, words",
+    [
+        (_another_reward, "step 0: its groups, tasks or rewards"),
+        (_another_task, "step 0: its groups, tasks or rewards"),
+        (_another_loss, "step 1: loss:sum is"),
+        (_another_mean, "step 0: reward_mean is 0.3"),
+        (_too_few_steps, "1 steps, and 2 in the reference"),
+    ],
+)
+def test_what_differs_from_the_reference_is_found(doctor, words, tmp_path):
+    told = story()
+    doctor(told)
+    if doctor is _too_few_steps:
+        told.checkpoint["checkpoint"] = story().checkpoint["checkpoint"]
+    found = checks.differences(write(told, tmp_path / "run"), write(story(), tmp_path / "reference"))
+    assert any(words in text for text in found), found
+
+
+def test_other_weights_are_found_and_the_last_bits_are_told_apart(tmp_path):
+    one, two = (write(story(), tmp_path / name) for name in ("run", "reference"))
+    file = next(one.glob("server/*/weights/*"))
+    for change, close in ((1e-7, True), (0.01, False)):
+        save_file({"lora_a": np.arange(6, dtype=np.float32) + np.float32(change)}, file)
+        ours, theirs = (checks.weights(folder, JOB) for folder in (one, two))
+        assert checks.same_weights(ours, theirs) == close and not checks.same_weights(
+            ours, theirs, exactly=True
+        )
+        assert (checks.differences(one, two) == []) == close
+
+
+def test_what_is_left_is_found(tmp_path):
+    import subprocess
+
+    before = threading.enumerate()
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="left")
+    thread.start()
+    process = subprocess.Popen(["sleep", "60"], env={"TMPDIR": str(tmp_path)})
+    (tmp_path / "swegym-1").mkdir()
+    try:
+        assert leaks.after_patience(lambda: [] if leaks.processes(tmp_path) else [1], 10) == []
+        assert [found.pid for found in leaks.processes(tmp_path)] == [process.pid]
+        assert leaks.threads(before) == [thread] and leaks.folders(tmp_path) == [tmp_path / "swegym-1"]
+    finally:
+        process.kill()
+        process.wait()
+        over.set()
+        thread.join()
+    assert leaks.processes(tmp_path) == [] and leaks.threads(before) == []
+
+
+# -- The proxy -----------------------------------------------------------------------------------------
+
+
+class _Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    heard: ClassVar[Counter[str]] = Counter()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.heard[self.path] += 1
+        content = json.dumps(
+            {"path": self.path, "body": body.decode(), "key": self.headers["X-API-Key"]}
+        ).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _ask(url: str, path: str, content: object = b"hello") -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=20) as client:
+        return client.post(f"{url}{path}", content=content, headers={"X-API-Key": "tml-1"})  # type: ignore[arg-type]
+
+
+def test_calls_pass_the_proxy_as_they_are(echo):
+    with chaos_proxy(echo) as between:
+        for content, heard in ((b"hello", "hello"), (iter([b"in ", b"chunks"]), "in chunks"), (b"", "")):
+            answer = _ask(between.url, "/api?x=1", content)
+            assert answer.status_code == 200
+            assert answer.json() == {"path": "/api?x=1", "body": heard, "key": "tml-1"}
+        with httpx.Client(trust_env=False) as client:  # one connection for many calls
+            assert [client.post(f"{between.url}/{n}", content=b"x").status_code for n in range(5)] == [
+                200
+            ] * 5
+        assert not between.injected
+
+
+@pytest.mark.parametrize("kind, arrived", [
+    ("drop_before", 0), ("drop_after", 1), ("delay", 1), ("duplicate", 2), ("error_before", 0), ("error_after", 1),
+])  # fmt: skip
+def test_each_fault_of_a_call_is_what_it_says(kind, arrived, echo, monkeypatch):
+    monkeypatch.setattr(proxy, "DELAY", (0.3, 0.4))
+    path = f"/{kind}"
+    _Echo.heard.pop(path, None)
+    with chaos_proxy(echo, Rates(**{kind: 1.0})) as between:
+        began = time.monotonic()
+        if kind.startswith("drop"):
+            with pytest.raises(httpx.TransportError):
+                _ask(between.url, path)
+        else:
+            status = _ask(between.url, path).status_code
+            assert status in (500, 502, 503, 429, 408) if kind.startswith("error") else status == 200
+        assert kind != "delay" or time.monotonic() - began >= 0.3
+        assert _Echo.heard[path] == arrived and between.injected == {kind: 1}
+
+
+def test_faults_come_at_their_rates_and_a_seed_repeats_them(echo):
+    def faults(seed: int) -> Counter[str]:
+        with chaos_proxy(echo, Rates.of_each(0.1, delay=0.0), seed) as between:
+            for n in range(60):
+                with suppress(httpx.TransportError):
+                    _ask(between.url, f"/{n}")
+            return between.injected
+
+    first = faults(1)
+    assert first == faults(1) != faults(2)
+    assert 10 <= sum(first.values()) <= 50 and set(first) <= set(KINDS)
+
+
+def test_an_outage_cuts_or_refuses_every_call_and_ends(echo):
+    with chaos_proxy(echo, Rates(outage_every=0.3, outage_seconds=0.5), seed=1) as between:
+        seen: Counter[str] = Counter()
+        end = time.monotonic() + 20
+        while time.monotonic() < end and len(seen) < 3:
+            try:
+                seen[str(_ask(between.url, "/outage").status_code)] += 1
+            except httpx.TransportError:
+                seen["cut"] += 1
+        assert set(seen) == {"200", "503", "cut"} and between.injected["outage"] >= 2
+
+
+def test_a_server_that_is_gone_looks_gone_and_may_come_back_elsewhere(echo):
+    with chaos_proxy("http://127.0.0.1:1") as between:
+        with pytest.raises(httpx.TransportError):
+            _ask(between.url, "/gone")
+        between.target = echo
+        assert _ask(between.url, "/back").status_code == 200
+
+
+# -- The sandboxes -------------------------------------------------------------------------------------
+
+
+def _backend(sandboxes, shares: Shares) -> ChaoticBackend:
+    return ChaoticBackend(sandboxes, TrainingConfig.laptop(), shares, seed=1)
+
+
+def test_a_sandbox_that_cannot_be_had(sandboxes, task):
+    backend = _backend(sandboxes, Shares(open=1.0))
+    with pytest.raises(SandboxError, match="on purpose"):
+        backend.open(task)
+    assert backend.injected == {"open": 1} and backend.name == sandboxes.name
+
+
+@pytest.mark.parametrize("fate", ["die", "hang"])
+def test_a_sandbox_that_fails_stays_so(fate, sandboxes, task, monkeypatch):
+    monkeypatch.setattr(chaotic_sandboxes, "HANG", (0.2, 0.3))
+    backend = _backend(sandboxes, Shares(**{fate: 1.0}))
+    with closing(backend.open(task)) as sandbox:
+        began, answered = time.monotonic(), 0
+        with pytest.raises(SandboxError, match="on purpose"):
+            for _ in range(chaotic_sandboxes.CALLS + 1):
+                assert sandbox.exec("echo here", timeout=0.5).output == "here\n"
+                answered += 1
+        assert answered < chaotic_sandboxes.CALLS and (fate == "die" or time.monotonic() - began > 0.7)
+        for call in (lambda: sandbox.write_file("/tmp/x", b""), lambda: sandbox.read_file("/tmp/x")):
+            with pytest.raises(SandboxError):
+                call()
+    assert backend.injected == {fate: 1}
+
+
+def test_a_flood_comes_before_one_command_of_the_agents_and_before_no_other(sandboxes, task):
+    config = TrainingConfig.laptop()
+    backend = _backend(sandboxes, Shares(flood=1.0))
+    with closing(backend.open(task)) as sandbox:
+        for _ in range(2 * chaotic_sandboxes.CALLS):  # grading's and the patch's commands
+            assert sandbox.exec("echo here", timeout=30).output == "here\n"
+        said = [
+            sandbox.exec(
+                "echo here; exit 3", timeout=config.tool_timeout, output_bytes=8 * config.observation_chars
+            )
+            for _ in range(3)
+        ]
+    assert [result.exit_code for result in said] == [3, 3, 3]
+    assert [result.truncated_bytes > 40_000_000 for result in said] == [True, False, False]
+    assert said[0].output.endswith("here\n") and said[1].output == "here\n"
+    assert backend.injected == {"flood": 1}
+
+
+def test_sandboxes_without_faults_are_the_real_ones(sandboxes, task):
+    backend = _backend(sandboxes, Shares())
+    with closing(backend.open(task)) as sandbox:
+        sandbox.write_file("/tmp/x", b"data")
+        assert sandbox.read_file("/tmp/x") == b"data" and not backend.injected
+    assert backend.missing([task]) == {}
