@@ -53,8 +53,9 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
     from .connect import RunError
+    from .events import scan
     from .run import TrainingRun
-    from .terminal import evaluation_lines, fault_lines, reward_line, summarise, watch
+    from .terminal import evaluation_lines, fault_lines, reward_line, watch
 
     if args.resume and args.output is None:
         parser.error("--resume goes on with a run: name its folder with --output")
@@ -67,7 +68,7 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        evaluated = args.resume and any(e.label == "before" for e in summarise(output).evaluations)
+        evaluated = args.resume and any(e.get("label") == "before" for e in scan(output, ("evaluation",)))
         run = TrainingRun(
             config,
             output,

@@ -292,6 +292,7 @@ class TrainingRun:
             preset=config.preset,
             steps=config.steps,
             clients=config.clients,
+            groups_per_batch=config.groups_per_batch,
             resumed=self._resumed,
         )
         if self._changed:
