@@ -48,7 +48,3 @@ def end(leftovers: list[Leftover]) -> Iterator[tuple[Leftover, str | None]]:
             yield leftover, str(error)
         else:
             yield leftover, None
-
-
-def reap_runs(kind: str, runs: list[str], say: object) -> int:
-    return 0
