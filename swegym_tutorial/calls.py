@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,8 @@ class Trouble(StrEnum):
 
     LOST = "lost"  # no answer, or the server is down or busy: another try may work
     FAILED = "failed"  # the server failed at this request: another try may work, or not
-    REFUSED = "refused"  # the request is wrong, or what it names is gone: only a fresh session may help
+    GONE = "gone"  # the server does not know what the request names: a fresh session may help
+    REFUSED = "refused"  # the request itself is wrong
 
 
 class PolicyError(RuntimeError):
@@ -92,15 +94,20 @@ def kind_of(error: BaseException) -> Trouble:
     from tinker.types import RequestErrorCategory
 
     if isinstance(error, tinker.APIStatusError):
-        passing = error.status_code in (402, 408, 409, 410, 429) or error.status_code >= 500
-        return Trouble.LOST if passing else Trouble.REFUSED
-    if isinstance(error, tinker.RequestFailedError):
-        return Trouble.REFUSED if error.category is RequestErrorCategory.User else Trouble.FAILED
+        if error.status_code in (402, 408, 409, 410, 429) or error.status_code >= 500:
+            return Trouble.LOST
+        return Trouble.GONE if error.status_code == 404 else Trouble.REFUSED
+    if isinstance(error, tinker.RequestFailedError) and error.category is not RequestErrorCategory.User:
+        return Trouble.FAILED
     if isinstance(error, (tinker.APIConnectionError, OSError, TimeoutError)):
         return Trouble.LOST
     if type(error).__name__ in ("RetryableException", "CancelledError"):  # the SDK's own, and asyncio's
         return Trouble.LOST
-    return Trouble.REFUSED
+    # What is found out only while the work is done comes as a text alone; a wrong guess costs a few tries.
+    return Trouble.GONE if _GONE.search(str(error)) else Trouble.REFUSED
+
+
+_GONE = re.compile(r"unknown|not found|does not exist|\bgone\b|expired|\bended\b|status 404", re.IGNORECASE)
 
 
 def pause(tries: int) -> float:

@@ -209,12 +209,11 @@ class TrainingJob:
             self._take_over(self._client.publish(f"{phase}-{self.name}-start"), -1, 0, phase, None)
             return 0
         saved = read_checkpoint(path)
-        self._client.checkpoint = saved["checkpoint"]
         self._log_what_the_checkpoint_tells(saved)
         done = saved["step"] + 1
         if done < self._config.steps:  # else: a finished run that was resumed
             try:
-                self._client.begin()
+                self._client.restore(saved["checkpoint"])
             except CheckpointGone as error:
                 raise self._gone(error) from error
         intake = self._intake

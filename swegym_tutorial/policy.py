@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-LIMITS = {Trouble.REFUSED: 2, Trouble.FAILED: 8}  # tries of one piece of work; lost calls have no limit
+# Tries of one piece of work; lost calls have no limit. A server that restarts again and again knows nothing each time.
+LIMITS = {Trouble.REFUSED: 2, Trouble.GONE: 6, Trouble.FAILED: 8}
 
 Minibatches = Callable[[], Iterable[list["types.Datum"]]]
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ class CheckpointGone(PolicyError):
     """The server cannot load a checkpoint any more: it has expired, or was deleted."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"the server cannot load the checkpoint {path}: {why}", Trouble.REFUSED)
+        super().__init__(f"the server cannot load the checkpoint {path}: {why}", Trouble.GONE)
         self.path = path
 
 
@@ -149,11 +150,17 @@ class PolicyClient:
         self._service, self._config = service, service.config
         self._session: Session | None = None
         self._adapter: tinker.TrainingClient | None = None
+        self._fresh = False  # whether it was made for the work that is being done
         self._pending: list[Any] = []  # calls whose answers are still to come
 
     def begin(self) -> None:
-        """Make the adapter and load its checkpoint. Raises PolicyError, CheckpointGone, Stopped."""
+        """Make an untrained adapter, or one in the checkpoint's state. Raises PolicyError, CheckpointGone, Stopped."""
         self._safely("making the adapter", lambda name: None, "")
+
+    def restore(self, checkpoint: str) -> None:
+        """Go on from a checkpoint. Raises as `begin`."""
+        self.checkpoint = checkpoint
+        self._safely("loading the checkpoint", lambda name: None if self._fresh else self._load(), "")
 
     def publish(self, name: str) -> Update:
         """Save and publish the adapter as it is. Raises as `update`."""
@@ -215,7 +222,8 @@ class PolicyClient:
         with self._service.watch.waiting(what):
             for tries in itertools.count(1):
                 try:
-                    if self._adapter is None:
+                    self._fresh = self._adapter is None
+                    if self._fresh:
                         self._make()
                     result = work(name if tries == 1 else f"{name}-try{tries}")
                     break
@@ -236,18 +244,20 @@ class PolicyClient:
         return result
 
     def _make(self) -> None:
-        session = self._service.session()
-        self._session = session
-        adapter = session.adapter(self.job, self.halt)
+        self._session = session = self._service.session()
+        self._adapter = session.adapter(self.job, self.halt)
         if self.checkpoint is not None:
-            what = f"loading {self.checkpoint}"
-            try:
-                wait(adapter.load_state_with_optimizer(self.checkpoint), self.halt, what)
-            except PolicyError as error:
-                if error.trouble is Trouble.REFUSED:
-                    raise CheckpointGone(self.checkpoint, str(error)) from error
-                raise
-        self._adapter = adapter
+            self._load()
+
+    def _load(self) -> None:
+        assert self.checkpoint is not None
+        loading = self._trainer.load_state_with_optimizer(self.checkpoint)
+        try:
+            wait(loading, self.halt, f"loading {self.checkpoint}")
+        except PolicyError as error:
+            if error.trouble in (Trouble.REFUSED, Trouble.GONE):
+                raise CheckpointGone(self.checkpoint, str(error)) from error
+            raise
 
     @property
     def _trainer(self) -> tinker.TrainingClient:

@@ -7,8 +7,10 @@ belongs to a `Line`, which begins a new session where the present one is refused
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
-FAILURES = 4  # tries of one request at which the server itself fails
+LIMITS = {
+    Trouble.REFUSED: 2,
+    Trouble.GONE: 5,
+    Trouble.FAILED: 4,
+}  # tries of one request; lost ones have no limit
 
 
 class Session:
@@ -132,27 +138,25 @@ class Line:
     def ask(self, what: str, call: Callable[[Session], Any], halt: threading.Event) -> Any:
         """Ask until the server answers: call(session) returns one of the SDK's futures, for which is waited.
 
-        Lost connections and a server that is down are waited out; what is refused is asked once more in a new
+        Lost connections and a server that is down are waited out; what is gone or refused is asked for in a new
         session; what the server fails at is tried a few times. Raises PolicyError, Stopped.
         """
-        tries = failures = 0
-        refused = False
+        met: Counter[Trouble] = Counter()
         with self._watch.waiting(what):
             while True:
                 session = self.current()
                 try:
                     return wait(call(session), halt, what)
                 except PolicyError as error:
-                    failures += error.trouble is Trouble.FAILED
-                    if (error.trouble is Trouble.REFUSED and refused) or failures >= FAILURES:
+                    met[error.trouble] += 1
+                    if met[error.trouble] >= LIMITS.get(error.trouble, math.inf):
                         raise
-                    if error.trouble is Trouble.REFUSED:
-                        refused = True
+                    if error.trouble in (Trouble.GONE, Trouble.REFUSED):
                         self._renew(session)
-                        continue
-                    tries += 1
+                        if met.total() == 1:
+                            continue
                     self._watch.hear(str(error))
-                if halt.wait(pause(tries)):
+                if halt.wait(pause(met.total())):
                     raise Stopped(what)
 
     def close(self) -> None:

@@ -66,10 +66,9 @@ class Client:
         self.seconds = seconds
         self.batches: list[list[int]] = []  # of each step, the data of its minibatches
         self.loaded: list[str] = []
-        self.checkpoint: str | None = None
 
-    def begin(self):
-        self.loaded.append(self.checkpoint)
+    def restore(self, checkpoint):
+        self.loaded.append(checkpoint)
 
     def publish(self, name):
         return Update(f"tinker://m/weights/{name}", f"tinker://m/sampler_weights/{name}", 0, {}, 0.0, 0.0)

@@ -177,6 +177,21 @@ def test_a_checkpoint_that_is_gone_is_named(server: Served) -> None:
         assert caught.value.path == path
 
 
+@pytest.mark.slow
+def test_a_client_that_has_begun_goes_on_from_a_checkpoint(server: Served, undisturbed: np.ndarray) -> None:
+    """As a resumed run does: its preflight is made on the untrained adapter."""
+    with closing(PolicyService(CONFIG, (server.url, server.key), Halt())) as service:
+        first = service.client(0)
+        first.publish("resumed-start")
+        after_one = first.update(batch, 0, "resumed-0")
+        second = service.client(1)
+        second.begin()
+        second.restore(after_one.checkpoint)
+        after_two = second.update(batch, 1, "resumed-1")
+        values = service.sampler(after_two.sampler).logprobs(np.array(TOKENS)).result()
+    np.testing.assert_array_equal(values, undisturbed)
+
+
 def test_what_the_server_refuses_is_not_asked_for_ever(proxy: Proxy, server: Served) -> None:
     proxy.before["asample"] = refusing("no")
     with closing(PolicyService(CONFIG, (proxy.url, server.key), Halt())) as service:
@@ -186,6 +201,22 @@ def test_what_the_server_refuses_is_not_asked_for_ever(proxy: Proxy, server: Ser
         assert caught.value.trouble is Trouble.REFUSED
     sessions = [path for path, _ in proxy.calls if path == "create_session"]
     assert len(sessions) == 2  # the first, and a new one in case the first was forgotten
+
+
+@pytest.mark.slow
+def test_what_a_server_has_forgotten_several_times_is_asked_for_each_time(
+    proxy: Proxy, server: Served, undisturbed: np.ndarray
+) -> None:
+    """As where it restarts more than once while a batch is trained on."""
+    forgetting = iter([True] * 3)
+    proxy.before["optim_step"] = lambda body: (
+        refusing("unknown model: the server was started again", 404)(body)
+        if next(forgetting, False)
+        else None
+    )
+    with closing(PolicyService(CONFIG, (proxy.url, server.key), Halt())) as service:
+        values = after_two_batches(service, service.client(0), "forgetful")
+    np.testing.assert_array_equal(values, undisturbed)
 
 
 def test_waiting_for_a_dead_server_ends_at_once_when_halted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -53,7 +54,15 @@ _BEFORE: set[psutil.Process] = set()
 
 
 def new_children() -> list[psutil.Process]:
-    return [p for p in family(os.getpid()) if p not in _BEFORE and p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in family(os.getpid()) if p not in _BEFORE and not is_zombie(p)]
+
+
+def is_zombie(process: psutil.Process) -> bool:
+    """Whether it is gone, but for its parent's taking note."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -192,6 +201,13 @@ def test_a_used_folder_is_refused(tmp_path):
         TrainingRun(TrainingConfig.laptop(), tmp_path)
 
 
+def test_a_folder_whose_run_was_killed_while_it_began_is_as_good_as_new(tmp_path):
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / ".config.json.4711").touch()
+    for resume in (False, True):
+        TrainingRun(TrainingConfig.laptop(), tmp_path, resume=resume)
+
+
 def test_the_full_run_needs_its_server_named(tmp_path, monkeypatch):
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     monkeypatch.setenv("TINKER_API_KEY", "tml-x")
@@ -286,7 +302,10 @@ def test_a_full_disk_ends_the_run_with_its_reason(tmp_path):
 
 
 def kill_server() -> None:
-    next(p for p in new_children() if "swegym_tutorial.server" in cmdline(p)).kill()
+    for process in new_children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "swegym_tutorial.server" in cmdline(process):
+                process.kill()
 
 
 @pytest.mark.slow
