@@ -11,6 +11,13 @@ from .sandbox import KINDS
 SOURCES = "bundled, swegym (31 tasks), swegym:all, swegym:OWNER/REPO, swegym:ID,ID, or a JSONL file"
 
 
+def _at_least_zero(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative, not {text}")
+    return value
+
+
 def _positive(kind: Any) -> Any:
     def read(text: str) -> Any:
         value = kind(text)
@@ -141,6 +148,12 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<time>)")
     train.add_argument(
         "--resume", action="store_true", help="go on from the checkpoints in the output folder"
+    )
+    train.add_argument(
+        "--from-step",
+        type=_at_least_zero,
+        metavar="N",
+        help="with --resume: go back to the checkpoint after so many steps, one of the last that `show` lists",
     )
     train.add_argument(
         "--smoke-test",

@@ -6,6 +6,7 @@ then costs this attempt only. Knows nothing of groups' fates or of training.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import threading
@@ -14,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .calls import PolicyError
 from .config import TrainingConfig
 from .events import RunFolder
+from .faults import Faults
 from .grading import Episode, Grader, Outcome
-from .policy import PolicyError, Stopped
+from .halt import Stopped
 from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
 from .sandbox import SandboxBackend, SandboxError
 from .tasks import Task
-
-LONGEST_PAUSE = 30.0  # seconds between two tries
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,32 @@ class AttemptRunner:
         grader: Grader,
         folder: RunFolder,
         config: TrainingConfig,
-        stop: threading.Event,
+        paused: threading.Event | None = None,
     ) -> None:
+        """paused: while it is set no attempt begins."""
         self._chat = chat
         self._sandboxes = sandboxes
         self._grader = grader
         self._folder = folder
         self._config = config
-        self._stop = stop
+        self._paused = paused or threading.Event()
+        self._lock = threading.Lock()
+        self._faults: dict[str, Faults] = {}  # of each job
+
+    @property
+    def paused(self) -> bool:
+        return self._paused.is_set()
 
     def rollout(
-        self, task: Task, sampler: Sampler, identity: Identity, over: threading.Event | None = None
+        self, task: Task, sampler: Sampler, identity: Identity, halt: threading.Event
     ) -> Rollout | None:
         """Return the attempt, or None where infrastructure faults took it.
 
-        over: nobody waits for it any more; like a stopped run it ends the attempt after the turn, with Stopped.
+        halt: nobody waits for it any more: ends it after the turn, with Stopped. Raises TooManyFaults.
         """
+        while self._paused.is_set():
+            if halt.wait(0.1):
+                raise Stopped
         key = asdict(identity)
         self._folder.log("rollout_start", **key)
         seed = sampling_seed(self._config.seed, identity)
@@ -79,7 +90,7 @@ class AttemptRunner:
             )
             for result in turn.results:
                 self._folder.log("tool", **key, exit_code=result.exit_code, seconds=round(result.seconds, 4))
-            if self._stop.is_set() or (over is not None and over.is_set()):
+            if halt.is_set():
                 raise Stopped
 
         rollout = self._with_retries(
@@ -87,6 +98,7 @@ class AttemptRunner:
                 task, sampler, self._chat, self._sandboxes, self._config, seed=seed, on_turn=on_turn
             ),
             identity,
+            halt,
         )
         if rollout is None:
             return None
@@ -105,14 +117,17 @@ class AttemptRunner:
         )
         return rollout
 
-    def grade(self, task: Task, rollout: Rollout, identity: Identity) -> Episode | None:
-        """Return the graded attempt, or None where infrastructure faults took it. Raises Stopped."""
+    def grade(
+        self, task: Task, rollout: Rollout, identity: Identity, halt: threading.Event
+    ) -> Episode | None:
+        """Return the graded attempt, or None where infrastructure faults took it. Raises Stopped, TooManyFaults."""
         key = asdict(identity)
         self._folder.log("grading_start", **key)
         start = time.monotonic()
-        verdict = self._with_retries(lambda: self._grader.grade(task, rollout.patch), identity)
+        verdict = self._with_retries(lambda: self._grader.grade(task, rollout.patch), identity, halt)
         if verdict is None:
             return None
+        self._faults_of(identity.job).ended()
         self._folder.save_episode(self._where(identity), rollout, verdict)
         self._folder.log(
             "episode",
@@ -128,18 +143,17 @@ class AttemptRunner:
     def _where(self, identity: Identity) -> Any:
         return self._folder.episode(identity.phase, identity.job, identity.group, identity.attempt)
 
-    def _with_retries(self, work: Callable[[], Any], identity: Identity) -> Any:
+    def _with_retries(self, work: Callable[[], Any], identity: Identity, halt: threading.Event) -> Any:
+        faults = self._faults_of(identity.job)
         for tries in range(self._config.attempt_retries + 1):
             try:
                 return work()
             except (SandboxError, PolicyError) as error:
-                if self._stop.is_set():  # what fails while everything is being closed is no fault
+                if halt.is_set():  # what fails while everything is being closed is no fault
                     raise Stopped from error
                 reason = f"{type(error).__name__}: {error}"
             self._folder.log("attempt_fault", **asdict(identity), reason=reason, tries=tries + 1)
-            if tries < self._config.attempt_retries and self._stop.wait(
-                min(LONGEST_PAUSE, 2**tries * random.uniform(0.5, 1))
-            ):
+            if tries < self._config.attempt_retries and halt.wait(faults.pause(tries)):
                 raise Stopped
         self._folder.log(
             "episode",
@@ -149,7 +163,12 @@ class AttemptRunner:
             ending=Ending.INFRASTRUCTURE,
             reason=reason,
         )
+        faults.lost(reason)
         return None
+
+    def _faults_of(self, job: str) -> Faults:
+        with self._lock:
+            return self._faults.setdefault(job, Faults(job, self._config))
 
 
 class Workers:
@@ -171,15 +190,17 @@ class Workers:
         while (call := self._calls.get()) is not None:
             call()
 
-    def close(self, timeout: float) -> None:
-        """Drop what is queued, end the threads and wait for them, at most `timeout` seconds in all."""
-        while not self._calls.empty():
-            try:
+    def close(self) -> None:
+        """Drop what is queued, and have the threads end with what they do; returns at once."""
+        with contextlib.suppress(queue.Empty):
+            while True:
                 self._calls.get_nowait()
-            except queue.Empty:
-                break
         for _ in self._threads:
             self._calls.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the threads' end after close(); returns whether all have ended."""
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)

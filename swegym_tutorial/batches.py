@@ -1,12 +1,10 @@
-"""What a job counts and remembers: which task a group gets, how attempts make a group and groups a batch, and the
-checkpoint that a resumed job goes on from.
+"""What a job counts: which task a group gets, how attempts make a group, and groups a batch.
 
-Knows nothing of threads' work, servers or sandboxes.
+Knows nothing of servers or sandboxes.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections import Counter
@@ -17,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from .events import EventReader
+from .config import TrainingConfig
+from .events import scan
 from .grading import Episode
 from .minibatch import Fate, Group
+from .policy import Update
 from .tasks import Task
 
 WORK = ("sampling", "tools", "grading")
@@ -37,34 +37,62 @@ def task_at(tasks: Sequence[Task], seed: int, job: int, number: int) -> Task:
     return tasks[order[index]]
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint's file cannot be read; the text names it."""
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what `TrainingJob` wrote after its last step. Raises CheckpointError."""
-    fields = {"step", "policy_version", "checkpoint", "sampler", "next_group", "unfinished_groups", "seed"}
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        missing = fields - saved.keys()
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
-    if missing:
-        raise CheckpointError(f"the checkpoint {path} lacks {', '.join(sorted(missing))}")
-    return saved
-
-
 @dataclass
 class Batch:
     """What came in while one batch filled."""
 
     began: float
     kept: list[Group] = field(default_factory=list)
-    references: dict[int, list[Any]] = field(default_factory=dict)  # group number -> futures, one an episode
+    references: dict[int, list[Any]] = field(default_factory=dict)  # group number -> one of each episode
     fates: Counter[Fate] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     lost: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORK, 0.0))  # spent in attempts
+    useless: int = 0  # groups in a row whose rewards were all equal
+
+    def room(self, config: TrainingConfig) -> int:
+        """Return how many more groups it may take; 0: it is full."""
+        missing = config.groups_per_batch - len(self.kept)
+        most = config.max_groups_per_batch
+        if most is None or missing <= 0:
+            return max(0, missing)
+        left = most - self.fates.total()
+        return min(missing, left) if left > 0 else int(not self.kept)
+
+    def take(self, group: Group, fate: Fate) -> None:
+        self.fates[fate] += 1
+        self.lost += group.lost
+        self.rewards += group.rewards.tolist()
+        for episode in group.episodes:
+            self.seconds["sampling"] += episode.rollout.sampling_seconds
+            self.seconds["tools"] += episode.rollout.tool_seconds
+            self.seconds["grading"] += 0.0 if episode.verdict.shared else episode.verdict.seconds
+        if fate is Fate.KEPT:
+            self.kept.append(group)
+        if fate is not Fate.FAILED:
+            self.useless = self.useless + 1 if fate is Fate.UNIFORM else 0
+
+    def result(self, step: int, version: int, update: Update, began: float, now: float) -> dict[str, Any]:
+        """Return the fields of the step's event. began, now: of training and at its end, by time.monotonic()."""
+        kept = [reward for group in self.kept for reward in group.rewards.tolist()]
+        return {
+            "step": step,
+            "policy_version": version,
+            "reward_mean": float(np.mean(self.rewards)),
+            "reward_mean_kept": float(np.mean(kept)),
+            "checkpoint": update.checkpoint,
+            "attempts": len(self.rewards),
+            "lost": self.lost,
+            "trained_groups": [group.number for group in self.kept],
+            "groups": {fate: self.fates[fate] for fate in Fate},
+            "batch_seconds": round(now - self.began, 3),
+            "fill_seconds": round(began - self.began, 3),
+            "train_seconds": round(update.train_seconds, 3),
+            "publish_seconds": round(now - began - update.train_seconds, 3),
+            "work_seconds": {kind: round(self.seconds[kind], 3) for kind in WORK},
+            "minibatches": update.minibatches,
+            "metrics": update.metrics,
+        }
 
 
 class Assembly:
@@ -95,11 +123,13 @@ def why_fruitless(events: Path, job: str, count: int) -> str:
     """Say what a job's groups were like so far, and what went wrong, from the log."""
     rewards: dict[str, list[float]] = {}
     faults: Counter[str] = Counter()
-    for event in EventReader(events).read():
-        if event.get("job") == job and event["event"] in ("group", "group_failed"):
-            rewards.setdefault(event["instance_id"], []).extend(event["rewards"])
-        if event.get("job") == job and event["event"] == "attempt_fault":
+    for event in scan(events, ("group", "group_failed", "attempt_fault")):
+        if event.get("job") != job:
+            continue
+        if event["event"] == "attempt_fault":
             faults[event["reason"]] += 1
+        else:
+            rewards.setdefault(event["instance_id"], []).extend(event["rewards"])
     rates = sorted((float(np.mean(values)), task) for task, values in rewards.items() if values)
     text = f"{job}: {count} groups in a row had no mixed rewards, so there is nothing to learn from. "
     if faults:

@@ -53,20 +53,29 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
     from .connect import RunError
+    from .events import scan
     from .run import TrainingRun
-    from .terminal import evaluation_lines, fault_lines, reward_line, summarise, watch
+    from .terminal import evaluation_lines, fault_lines, reward_line, watch
 
     if args.resume and args.output is None:
         parser.error("--resume goes on with a run: name its folder with --output")
     if args.resume and not (args.output / "config.json").is_file():
         parser.error(f"{args.output} holds no run to go on with: it has no config.json")
+    if args.from_step is not None and not args.resume:
+        parser.error("--from-step says where to go on: it needs --resume")
     config = _config(args, parser)
     if args.smoke_test:
         return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        evaluated = args.resume and any(e.label == "before" for e in summarise(output).evaluations)
-        run = TrainingRun(config, output, evaluate=args.evaluate or evaluated, resume=args.resume)
+        evaluated = args.resume and any(e.get("label") == "before" for e in scan(output, ("evaluation",)))
+        run = TrainingRun(
+            config,
+            output,
+            evaluate=args.evaluate or evaluated,
+            resume=args.resume,
+            from_step=args.from_step,
+        )
     except RunError as error:
         parser.error(str(error))
     console = Console()
@@ -108,13 +117,16 @@ def _stop(run: Any) -> int:
     run.stop()
     try:
         run.join(20)
+        if run.folder.checkpoint(0).exists():
+            command = f"swegym-tutorial train --resume --output {shlex.quote(str(run.folder.path))}"
+            print(f"stopped; go on with: {command}", file=sys.stderr)
+        else:
+            print("stopped before the first checkpoint", file=sys.stderr)
+        if not run.closed(0.5):
+            print("ending the sandboxes", file=sys.stderr)
+            run.closed(40)
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
-    if run.folder.checkpoint(0).exists():
-        command = f"swegym-tutorial train --resume --output {shlex.quote(str(run.folder.path))}"
-        print(f"stopped; go on with: {command}", file=sys.stderr)
-    else:
-        print("stopped before the first checkpoint", file=sys.stderr)
     return INTERRUPTED
 
 

@@ -13,17 +13,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .bundled import POLICY
+from .calls import in_thread
 from .config import TrainingConfig
 from .events import RunFolder
-from .policy import PolicyService, Stopped, bypass_proxy_for, in_thread
+from .halt import Halt, Stopped
+from .policy import PolicyClient, PolicyService
 from .preflight import COLD_START, check_address
+from .rollout import Chat
+from .session import bypass_proxy_for
 from .tasks import absolute_source
 
 if TYPE_CHECKING:
     from .server.process import LocalServer
+
+
+RESTARTS = 3  # of a local server that ends by itself, in one run
 
 
 class RunError(RuntimeError):
@@ -34,13 +41,14 @@ def connect(
     config: TrainingConfig,
     folder: RunFolder,
     address: tuple[str, str] | None,
-    stop: threading.Event,
+    halt: Halt,
     closing: contextlib.ExitStack,
     on_death: Callable[[str], None],
 ) -> PolicyService:
     """Connect to the server at (URL, key), or where there is none to a local one, started and closed here.
 
-    on_death: called with the reason where the local one ends by itself.
+    on_death: called with the reason where the local one ends by itself again and again. Raises PreflightError,
+    RuntimeError, Stopped.
     """
     if address is None:
         from .server.process import LocalServer
@@ -51,27 +59,43 @@ def connect(
             models, state_dir=folder.path / "server", log_path=folder.path / "server.log", threads=threads
         )
         closing.callback(server.stop)
-        if not server.start(stop):
+        if not server.start(halt):
             raise Stopped
-        address = (server.url, server.key)
-        over = threading.Event()
-        threading.Thread(
-            target=_watch, args=(server, over, on_death), name="server-watch", daemon=True
-        ).start()
+        over = halt.child()
+        watcher = threading.Thread(
+            target=_watch, args=(server, over, folder, on_death), name="local-server-watch", daemon=True
+        )
+        watcher.start()
+        closing.callback(watcher.join, 2.0)
         closing.callback(over.set)
+        address = (server.url, server.key)
     else:
         bypass_proxy_for(address[0])
         check = partial(check_address, *address, config.base_model)
-        in_thread(check, stop, f"asking the server at {address[0]}", COLD_START)
-    service = PolicyService(config, *address, stop)
+        in_thread(check, halt, f"asking the server at {address[0]}", COLD_START)
+    service = PolicyService(config, address, halt, folder.log)
     closing.callback(service.close)
     return service
 
 
-def _watch(server: LocalServer, over: threading.Event, on_death: Callable[[str], None]) -> None:
+def _watch(
+    server: LocalServer, over: threading.Event, folder: RunFolder, on_death: Callable[[str], None]
+) -> None:
+    """Start the local server anew where it has ended; its clients go on from their last checkpoints."""
+    deaths = 0
     while not over.wait(0.5):
-        if reason := server.death():
+        if not (reason := server.death()):
+            continue
+        deaths += 1
+        if deaths > RESTARTS:
             on_death(reason)
+            return
+        folder.log("note", text=f"the local server is started again: {reason.partition(';')[0]}")
+        server.stop()
+        try:
+            server.start(over)
+        except (RuntimeError, OSError) as error:
+            on_death(str(error))
             return
 
 
@@ -104,6 +128,12 @@ def saved_config(folder: Path) -> TrainingConfig:
         raise RunError(f"{folder} holds no run to go on with: {path.name} cannot be read: {error}") from error
 
 
+def changed_settings(saved: TrainingConfig, config: TrainingConfig) -> dict[str, list[Any]]:
+    """Return what a resumed run takes over: field -> [old, new]."""
+    old, new = saved.to_json(), config.to_json()
+    return {name: [old[name], new[name]] for name in new if old[name] != new[name]}
+
+
 def check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
     """Refuse to go on with other settings where the checkpoints or the order of the tasks depend on them."""
     fixed = [
@@ -134,3 +164,14 @@ def server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:
             "Export TINKER_BASE_URL='https://...' and TINKER_API_KEY='tml-...', or use --preset laptop"
         )
     return url, key
+
+
+def first_client(
+    service: PolicyService, config: TrainingConfig, halt: Halt | None = None
+) -> tuple[PolicyClient, Chat]:
+    """Return the first job's client and, with its model's tokenizer, the chat. Raises PolicyError, TemplateError."""
+    client = service.client(0, halt)
+    client.begin()
+    chat = Chat(service.tokenizer(client), config.system_prompt)
+    service.stop_tokens = chat.stop_tokens
+    return client, chat

@@ -50,7 +50,8 @@ class Dashboard:
         dashboard.pause()              # as the button does; and resume() and stop()
         await dashboard                # until the run's end, with buttons that act meanwhile
 
-    A cell that waits without `await`, as in `run.wait()`, holds up the presses of buttons until it is done.
+    A cell that waits without `await`, as in `run.wait()`, holds up the presses of buttons until it is done. To
+    interrupt a cell that waits, in either way, is to stop the run.
     At the run's end its last state is painted and the buttons go, so that a saved notebook holds one picture and
     one table. An error in painting ends the painting and not the run: it is told in the table and kept in `error`.
     """
@@ -116,8 +117,12 @@ class Dashboard:
 
     async def _over(self) -> None:
         if self._run is not None:
-            while not self._run.join(0):
-                await asyncio.sleep(LISTENING)
+            try:
+                while not self._run.join(0):
+                    await asyncio.sleep(LISTENING)
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                self._run.stop()
+                raise
         while self._painter is not None and self._painter.is_alive():
             await asyncio.sleep(LISTENING)
         if self._run is not None:

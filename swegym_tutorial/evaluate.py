@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .attempts import AttemptRunner, Identity, Workers
 from .events import RunFolder
-from .policy import Stopped
+from .halt import Halt, Stopped
 from .rollout import Sampler
 from .tasks import Task
 
@@ -63,7 +63,7 @@ def evaluate(
     attempts: int,
     workers: int,
     label: str,
-    stop: threading.Event,
+    halt: Halt,
     job: str = "base",
     version: int = 0,
 ) -> Evaluation:
@@ -74,14 +74,15 @@ def evaluate(
     phase = f"evaluation-{label}"
     rewards: dict[str, list[float]] = defaultdict(list)
     errors: list[BaseException] = []
+    mine = halt.child()  # an attempt that raises ends the others
     lock, left, done = threading.Lock(), len(tasks) * attempts, threading.Event()
     lost = 0
 
     def one(task: Task, identity: Identity) -> None:
         nonlocal left, lost
         try:
-            rollout = runner.rollout(task, sampler, identity)
-            episode = runner.grade(task, rollout, identity) if rollout is not None else None
+            rollout = runner.rollout(task, sampler, identity, mine)
+            episode = runner.grade(task, rollout, identity, mine) if rollout is not None else None
         except BaseException as error:
             errors.append(error)
             done.set()
@@ -101,14 +102,16 @@ def evaluate(
         for number, task in enumerate(tasks):
             identity = Identity(phase, job, number, attempt, task.instance_id, version)
             pool.submit(lambda task=task, identity=identity: one(task, identity))  # type: ignore[misc]
-    while not done.wait(0.2):
-        if stop.is_set():
-            break
-    pool.close(timeout=2.0)
+    try:
+        while not done.wait(0.2) and not halt.is_set():
+            pass
+    finally:
+        mine.set()
+        pool.close()
+    if halt.is_set():
+        raise Stopped
     if errors:
         raise errors[0]
-    if stop.is_set():
-        raise Stopped
     result = Evaluation(label, tasks[0].split, dict(rewards), lost)
     folder.log(
         "evaluation",

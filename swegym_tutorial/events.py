@@ -82,7 +82,11 @@ class RunFolder:
             self._disk = EpisodeDisk(self.path / "episodes", episodes_gb * 1e9, self.log)
 
     def used(self) -> bool:
-        return self.path.exists() and any(self.path.iterdir())
+        """Whether it holds anything; what a process leaves that is killed while it begins is nothing."""
+        if not self.path.exists():
+            return False
+        empty = {self.events.name} if self.events.exists() and not self.events.stat().st_size else set()
+        return any(not each.name.startswith(".") and each.name not in empty for each in self.path.iterdir())
 
     def open(self) -> None:
         """Make the folder and open the log for appending; a last line that was cut is ended first.

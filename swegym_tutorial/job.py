@@ -7,23 +7,27 @@ are caught: an error in any thread ends the job and is raised by `run()`.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from .attempts import AttemptRunner, Identity, Workers
-from .batches import WORK, Assembly, Batch, NoLearningSignal, read_checkpoint, task_at, why_fruitless
+from .batches import Assembly, Batch, NoLearningSignal, task_at, why_fruitless
+from .checkpoints import CheckpointError, all_checkpoints, read_checkpoint, told_steps, write_checkpoint
 from .config import TrainingConfig
-from .events import RunFolder, dumps, write_atomically
+from .events import RunFolder, scan
 from .grading import Episode
+from .halt import Halt, Stopped
+from .intake import Intake
 from .minibatch import Fate, Group, fate_of, prepare_minibatch, split_evenly
-from .policy import PolicyClient, PolicySampler, PolicyService, Stopped
+from .policy import CheckpointGone, PolicyClient, PolicySampler, PolicyService, Update
 from .rollout import Rollout
 from .tasks import Task
+
+
+class OutOfTime(Exception):
+    """The run's hours are over."""
 
 
 class TrainingJob:
@@ -38,9 +42,9 @@ class TrainingJob:
         client: PolicyClient,
         attempts: AttemptRunner,
         folder: RunFolder,
-        stop: threading.Event,
-        paused: threading.Event,
+        halt: Halt,
     ) -> None:
+        """halt: ends all that the job does; client and samplers wait on it too."""
         self.index = index
         self.name = f"train-job{index}"
         self._config = config
@@ -49,110 +53,101 @@ class TrainingJob:
         self._client = client
         self._attempts = attempts
         self._folder = folder
-        self._stop = stop
-        self._paused = paused
-        self._reference: PolicySampler | None = service.base_sampler() if config.kl_coef else None
-        self._completed: queue.Queue[Group | BaseException] = queue.Queue()
-        self._change = threading.Condition()  # guards what follows, and wakes the producer
-        self._version = 0
+        self._halt = halt
+        self._time_is_up = False
+        self._reference: PolicySampler | None = service.base_sampler(halt=halt) if config.kl_coef else None
+        self._intake = Intake(config)
         self._sampler: PolicySampler | None = None
-        self._restart: list[int] = []  # groups that a resumed run has to start anew
-        self._next_group = 0
-        self._started: set[int] = set()  # in flight, or waiting for the trainer
-        self._inflight = 0
-        self._room_in_batch = 0  # groups that the batch being filled may still take
-        self._over = threading.Event()
+        self._pools: list[Workers] = []
+
+    @property
+    def version(self) -> int:
+        """How often this job has published: the version of its newest policy."""
+        return self._intake.version
+
+    def end_of_time(self) -> None:
+        """Have the job end now, without the batch that it fills or trains on."""
+        self._time_is_up = True
+        self._halt.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the threads, after run(); returns whether all have ended."""
+        deadline = time.monotonic() + timeout
+        return all(pool.join(deadline - time.monotonic()) for pool in self._pools)
 
     # -- The trainer: this thread ------------------------------------------------------------------
 
     def run(self, phase: str, deadline: float) -> PolicySampler:
         """Train until all steps are done or the deadline (time.time()) is over; returns the last policy.
 
-        Raises Stopped when the run is told to stop, NoLearningSignal, PolicyError, and what any worker raised.
+        Raises Stopped when told to stop, NoLearningSignal, TooManyFaults, PolicyError, CheckpointError, and what any
+        worker raised.
         """
-        config = self._config
-        step = self._restore()
-        if step >= config.steps:  # a finished run that was resumed
-            return self._service.sampler(self._read_checkpoint()["sampler"])
-        self._sampler = self._publish(f"{phase}-{self.name}-start")
-        rollouts = Workers(config.rollout_workers, f"{self.name}-rollout")
-        graders = Workers(config.grading_workers, f"{self.name}-grading")
-        waiting = threading.BoundedSemaphore(config.grading_queue_size)
-        producer = threading.Thread(
-            target=self._guard,
-            args=(self._produce, phase, rollouts, graders, waiting),
-            daemon=True,
-            name=self.name,
-        )
-        producer.start()
+        step = self._restore(phase)
         try:
-            while step < config.steps:
+            self._start_workers(phase)
+            while step < self._config.steps:
                 batch = self._fill_batch(deadline)
-                if batch is None:
-                    self._folder.log("out_of_time", job=self.name, step=step, hours=config.hours)
-                    break
                 self._train_on(batch, phase, step)
                 step += 1
-            return self._sampler
+        except (OutOfTime, Stopped) as end:
+            if isinstance(end, Stopped) and not self._time_is_up:
+                raise
+            self._folder.log("out_of_time", job=self.name, step=step, hours=self._config.hours)
         finally:
-            self._over.set()
-            with self._change:
-                self._change.notify_all()
-            for workers in (rollouts, graders):
-                workers.close(timeout=1.0)
+            self._halt.set()
+            for pool in self._pools:
+                pool.close()
+        assert self._sampler is not None
+        return self._service.sampler(self._sampler.path)  # one that the job's end does not halt
 
-    def _fill_batch(self, deadline: float) -> Batch | None:
-        """Take finished groups until the batch is full. Returns None when time is over."""
+    def _start_workers(self, phase: str) -> None:
         config = self._config
-        batch = Batch(began=time.monotonic())
-        most = config.max_groups_per_batch
-        useless = 0
-        while True:
-            seen = batch.fates.total()
-            missing = config.groups_per_batch - len(batch.kept)
-            if missing == 0 or (most is not None and seen >= most and batch.kept):
-                self._set_room(0)
-                return batch
-            self._set_room(missing if most is None else max(1, min(missing, most - seen)))
-            group = self._next_completed(deadline)
-            if group is None:
-                return None
-            fate = fate_of(group, self._version, config.min_group_size)
-            self._note(batch, group, fate)
-            useless = useless + 1 if fate in (Fate.UNIFORM, Fate.FAILED) else 0
-            if useless >= config.max_fruitless_groups:
-                raise NoLearningSignal(why_fruitless(self._folder.events, self.name, useless))
+        rollouts = Workers(config.rollout_workers, f"{self.name}-rollout")
+        graders = Workers(config.grading_workers, f"{self.name}-grading")
+        producer = Workers(1, f"{self.name}-producer")
+        self._pools = [producer, rollouts, graders]
+        waiting = threading.BoundedSemaphore(config.grading_queue_size)
+        producer.submit(lambda: self._guard(self._produce, phase, rollouts, graders, waiting))
 
-    def _next_completed(self, deadline: float) -> Group | None:
-        while time.time() < deadline:
-            if self._stop.is_set():
-                raise Stopped
-            try:
-                item = self._completed.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            if isinstance(item, BaseException):
-                raise item
-            with self._change:
-                self._started.discard(item.number)
-                self._change.notify_all()
-            return item
-        return None
+    def _fill_batch(self, deadline: float) -> Batch:
+        """Take finished groups until the batch is full. Raises OutOfTime."""
+        batch = Batch(began=time.monotonic())
+        intake = self._intake
+        with intake.change:
+            intake.room = batch.room(self._config)
+            intake.change.notify_all()
+        while (group := self._next_group(batch, deadline)) is not None:
+            fate = fate_of(group, intake.version, self._config.min_group_size, self._config.max_staleness)
+            self._note(batch, group, fate)
+            intake.taken(group, batch.room(self._config))
+            if batch.useless >= self._config.max_fruitless_groups:
+                raise NoLearningSignal(why_fruitless(self._folder.events, self.name, batch.useless))
+        return batch
+
+    def _next_group(self, batch: Batch, deadline: float) -> Group | None:
+        """Wait for a group that the batch may take; None: it is full, and no group would be too old for the next."""
+        intake = self._intake
+        with intake.change:
+            while True:
+                if self._halt.is_set():
+                    raise Stopped
+                if error := intake.error():
+                    raise error
+                if batch.room(self._config) == 0 and intake.may_close():
+                    return None
+                if (group := intake.choose()) is not None:
+                    return group
+                if time.time() >= deadline:
+                    raise OutOfTime
+                intake.change.wait(0.2)
 
     def _note(self, batch: Batch, group: Group, fate: Fate) -> None:
-        batch.fates[fate] += 1
-        batch.lost += group.lost
-        batch.rewards += group.rewards.tolist()
-        for episode in group.episodes:
-            batch.seconds["sampling"] += episode.rollout.sampling_seconds
-            batch.seconds["tools"] += episode.rollout.tool_seconds
-            batch.seconds["grading"] += 0.0 if episode.verdict.shared else episode.verdict.seconds
-        if fate is Fate.KEPT:
-            batch.kept.append(group)
-            if self._reference is not None:
-                batch.references[group.number] = [
-                    self._reference.logprobs(episode.rollout.tokens) for episode in group.episodes
-                ]
+        batch.take(group, fate)
+        if fate is Fate.KEPT and self._reference is not None:
+            batch.references[group.number] = [
+                self._reference.logprobs(episode.rollout.tokens) for episode in group.episodes
+            ]
         self._folder.log(
             "group_failed" if fate is Fate.FAILED else "group",
             job=self.name,
@@ -168,82 +163,90 @@ class TrainingJob:
         for groups in split_evenly(batch.kept, self._config.minibatch_groups):
             references = None
             if self._reference is not None:
-                references = [
-                    [self._reference.reference_of(future) for future in batch.references[group.number]]
-                    for group in groups
-                ]
+                references = [[each.result() for each in batch.references[group.number]] for group in groups]
             yield prepare_minibatch(groups, references, self._config.kl_coef)
 
     def _train_on(self, batch: Batch, phase: str, step: int) -> None:
         """Update, save, publish, and write the checkpoint and the step's line."""
         filled = time.monotonic()
-        trained = self._client.train(self._minibatches(batch), step)
-        updated = time.monotonic()
-        name = f"{phase}-{self.name}-step{step:05d}"
-        saving = self._client.save(name)
-        sampler = self._publish(name)
-        state = self._client.path_of(saving, "saving a checkpoint")
-        with self._change:
-            self._sampler, self._version = sampler, self._version + 1
-            unfinished = sorted({*self._started, *self._restart})
-            next_group = self._next_group
-            self._change.notify_all()
-        path = self._folder.checkpoint(self.index)
+        self._folder.log("training_start", job=self.name, step=step, groups=[g.number for g in batch.kept])
+        try:
+            update = self._client.update(
+                lambda: self._minibatches(batch), step, f"{phase}-{self.name}-step{step:05d}"
+            )
+        except CheckpointGone as error:
+            raise self._gone(error) from error
+        version = self._intake.version + 1
+        # What is logged is in the checkpoint too: of a process that is killed between the two, the next part logs it.
+        result = batch.result(step, version, update, filled, time.monotonic())
+        self._take_over(update, step, version, phase, result)
+        self._folder.log("step_done", job=self.name, **result)
+
+    def _take_over(
+        self, update: Update, step: int, version: int, phase: str, result: dict[str, Any] | None
+    ) -> None:
+        """Go on with what was published, and write the checkpoint."""
+        with self._intake.change:  # the producer sees both, or neither
+            self._sampler = self._service.sampler(update.sampler, halt=self._halt)
+            next_group, unfinished = self._intake.published(version)
         checkpoint = {
             "step": step,
-            "policy_version": self._version,
-            "checkpoint": state,
-            "sampler": sampler.path,
+            "policy_version": version,
+            "checkpoint": update.checkpoint,
+            "sampler": update.sampler,
             "next_group": next_group,
             "unfinished_groups": unfinished,
             "seed": self._config.seed,
             "phase": phase,
         }
-        write_atomically(path, dumps(checkpoint) + "\n")
-        published = time.monotonic()
-        kept = [reward for group in batch.kept for reward in group.rewards.tolist()]
-        self._folder.log(
-            "step_done",
-            job=self.name,
-            step=step,
-            policy_version=self._version,
-            reward_mean=float(np.mean(batch.rewards)),
-            reward_mean_kept=float(np.mean(kept)),
-            checkpoint=state,
-            attempts=len(batch.rewards),
-            lost=batch.lost,
-            groups={fate: batch.fates[fate] for fate in Fate},
-            batch_seconds=round(published - batch.began, 3),
-            fill_seconds=round(filled - batch.began, 3),
-            train_seconds=round(updated - filled, 3),
-            publish_seconds=round(published - updated, 3),
-            work_seconds={kind: round(batch.seconds[kind], 3) for kind in WORK},
-            minibatches=trained.minibatches,
-            metrics=trained.metrics,
-        )
+        keep = self._config.keep_checkpoints
+        write_checkpoint(self._folder.checkpoint(self.index), checkpoint, result, keep)
 
-    def _publish(self, name: str) -> PolicySampler:
-        return self._service.sampler(self._client.path_of(self._client.publish(name), "publishing"))
-
-    def _restore(self) -> int:
-        """Take over the last checkpoint where there is one; returns the step to begin with."""
-        if not self._folder.checkpoint(self.index).exists():
+    def _restore(self, phase: str) -> int:
+        """Take over the last checkpoint, or make one of the start; returns the step to begin with."""
+        path = self._folder.checkpoint(self.index)
+        if not path.exists():
+            self._take_over(self._client.publish(f"{phase}-{self.name}-start"), -1, 0, phase, None)
             return 0
-        saved = self._read_checkpoint()
-        self._client.load(saved["checkpoint"])
-        self._version = saved["policy_version"]
-        self._next_group = saved["next_group"]
-        self._restart = list(saved["unfinished_groups"])
-        self._folder.log("resumed", job=self.name, step=saved["step"], checkpoint=saved["checkpoint"])
-        return saved["step"] + 1
+        saved = read_checkpoint(path)
+        self._log_what_the_checkpoint_tells(saved)
+        done = saved["step"] + 1
+        if done < self._config.steps:  # else: a finished run that was resumed
+            try:
+                self._client.restore(saved["checkpoint"])
+            except CheckpointGone as error:
+                raise self._gone(error) from error
+        intake = self._intake
+        intake.version, intake.next_group = saved["policy_version"], saved["next_group"]
+        intake.restart.extend(saved["unfinished_groups"])
+        self._sampler = self._service.sampler(saved["sampler"], halt=self._halt)
+        self._folder.log(
+            "resumed",
+            job=self.name,
+            step=saved["step"],
+            checkpoint=saved["checkpoint"],
+            restarted=saved["unfinished_groups"],
+        )
+        return done
 
-    def _read_checkpoint(self) -> dict[str, Any]:
-        return read_checkpoint(self._folder.checkpoint(self.index))
+    def _log_what_the_checkpoint_tells(self, saved: dict[str, Any]) -> None:
+        """Log the last step where its process was killed before it could."""
+        logged = -1
+        for event in scan(self._folder.events, ("step_done", "rolled_back")):
+            if event.get("job") == self.name:
+                logged = event["step"]
+        if saved.get("result") and logged < saved["step"]:
+            self._folder.log("step_done", job=self.name, **saved["result"])
 
-    @property
-    def version(self) -> int:
-        """How often this job has published: the version of its newest policy."""
-        return self._version
+    def _gone(self, error: CheckpointGone) -> CheckpointError:
+        saved = read_checkpoint(self._folder.checkpoint(self.index))
+        older = all_checkpoints(saved)[1:]
+        offer = (
+            f"{told_steps(older)} too: go on from one with --resume --from-step N"
+            if older
+            else "none is older"
+        )
+        return CheckpointError(f"{self.name}, step {saved['step'] + 1}: {error}. Of its checkpoints {offer}")
 
     # -- The producer and the workers --------------------------------------------------------------
 
@@ -254,43 +257,22 @@ class TrainingJob:
         except Stopped:
             pass
         except BaseException as error:
-            self._completed.put(error)
-
-    def _set_room(self, room: int) -> None:
-        with self._change:
-            self._room_in_batch = room
-            self._change.notify_all()
-
-    def _may_start(self) -> bool:
-        """Whether one more group would be trained on while its policy is at most one publication old.
-
-        A group that is started now comes before the trainer in this batch or the next: so no more may be
-        under way than these two can take.
-        """
-        config = self._config
-        return (
-            not self._paused.is_set()
-            and self._inflight < config.inflight_groups
-            and self._completed.qsize() < config.completed_group_buffer
-            and len(self._started) < self._room_in_batch + config.groups_per_batch
-        )
+            self._intake.failed(error)
 
     def _produce(
         self, phase: str, rollouts: Workers, graders: Workers, waiting: threading.BoundedSemaphore
     ) -> None:
+        intake = self._intake
         while True:
-            with self._change:
-                while not self._may_start():
-                    if self._over.is_set() or self._stop.is_set():
+            with intake.change:
+                while self._attempts.paused or not intake.may_start():
+                    if self._halt.is_set():
                         return
-                    self._change.wait(0.2)
-                if self._over.is_set() or self._stop.is_set():
+                    intake.change.wait(0.2)
+                if self._halt.is_set():
                     return
-                number = self._restart.pop(0) if self._restart else self._next_group
-                self._next_group = max(self._next_group, number + 1)
-                self._started.add(number)
-                self._inflight += 1
-                version, sampler = self._version, self._sampler
+                number = intake.start()
+                version, sampler = intake.version, self._sampler
             task = task_at(self._tasks, self._config.seed, self.index, number)
             assembly = Assembly(number, task, version, self._config.group_size)
             for attempt in range(self._config.group_size):
@@ -309,14 +291,14 @@ class TrainingJob:
         graders: Workers,
         waiting: threading.BoundedSemaphore,
     ) -> None:
-        if self._over.is_set():
+        if self._halt.is_set():
             return
-        rollout = self._attempts.rollout(assembly.task, sampler, identity, self._over)
+        rollout = self._attempts.rollout(assembly.task, sampler, identity, self._halt)
         if rollout is None:
             self._finish(assembly, identity.attempt, None)
             return
         while not waiting.acquire(timeout=0.2):
-            if self._over.is_set() or self._stop.is_set():
+            if self._halt.is_set():
                 return
         graders.submit(lambda: self._guard(self._grade, assembly, rollout, identity, waiting))
 
@@ -324,18 +306,12 @@ class TrainingJob:
         self, assembly: Assembly, rollout: Rollout, identity: Identity, waiting: threading.BoundedSemaphore
     ) -> None:
         try:
-            if not self._over.is_set():
-                self._finish(
-                    assembly, identity.attempt, self._attempts.grade(assembly.task, rollout, identity)
-                )
+            if not self._halt.is_set():
+                episode = self._attempts.grade(assembly.task, rollout, identity, self._halt)
+                self._finish(assembly, identity.attempt, episode)
         finally:
             waiting.release()
 
     def _finish(self, assembly: Assembly, attempt: int, episode: Episode | None) -> None:
-        group = assembly.put(attempt, episode)
-        if group is not None:
-            with self._change:
-                self._inflight -= 1
-            self._completed.put(group)
-            with self._change:
-                self._change.notify_all()
+        if (group := assembly.put(attempt, episode)) is not None:
+            self._intake.completed(group)

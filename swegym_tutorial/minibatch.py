@@ -28,7 +28,7 @@ class Fate(StrEnum):
 
     KEPT = "kept"  # mixed rewards, fresh enough: trained on
     UNIFORM = "uniform"  # all rewards equal: no learning signal
-    STALE = "stale"  # sampled more than one publication ago
+    STALE = "stale"  # sampled too many publications ago
     FAILED = "failed"  # too few attempts survived infrastructure faults
 
 
@@ -48,14 +48,17 @@ class Group:
         return np.array([episode.reward for episode in self.episodes], dtype=np.float64)
 
 
-def fate_of(group: Group, version: int, min_group_size: int) -> Fate:
-    """Decide what becomes of a group when the trainer stands at policy `version`."""
+def fate_of(group: Group, version: int, min_group_size: int, max_staleness: int = 1) -> Fate:
+    """Decide what becomes of a group when the trainer stands at policy `version`.
+
+    max_staleness: publications that it may be old.
+    """
     if len(group.episodes) < min_group_size:
         return Fate.FAILED
     rewards = group.rewards
     if rewards.min() == rewards.max():
         return Fate.UNIFORM
-    return Fate.STALE if version - group.policy_version > 1 else Fate.KEPT
+    return Fate.STALE if version - group.policy_version > max_staleness else Fate.KEPT
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:

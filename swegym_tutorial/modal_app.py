@@ -35,7 +35,7 @@ SECRET = os.environ.get("SWEGYM_TUTORIAL_SECRET", "spindle")
 RUNS = os.environ.get("SWEGYM_TUTORIAL_VOLUME", "swegym-tutorial-runs")
 MOUNT = "/runs"  # where the volume lies in the container
 DAY = 24 * 60 * 60  # seconds: Modal's limit for one function call
-COMMITTED = ("step_done", "evaluation")  # events after which the folder is committed
+COMMITTED = {"step_done", "evaluation"}  # events after which the folder is committed
 COMMIT_EVERY = 10.0  # seconds between two looks at the events
 
 REQUIREMENTS = (
@@ -83,7 +83,8 @@ def keep(folder: Path, commit: Callable[[], None], work: Callable[[], None]) -> 
     def watch() -> None:
         events = EventReader(folder / "events.jsonl")
         while not ended.wait(COMMIT_EVERY):
-            if any(event.get("event") in COMMITTED for event in events.read()):
+            new = {event.get("event") for event in events.stream()}
+            if new & COMMITTED:
                 try:
                     commit()
                 except Exception as error:

@@ -2,156 +2,271 @@
 
 Any Tinker-compatible server serves: Spindle, the hosted service, or the local one. Knows nothing of tasks,
 sandboxes or rewards.
+
+A server's trouble costs no work. What is sampled is asked for again, in a new session where the old one is gone. A
+batch's training is one transaction: where any call of it fails, nobody knows what the adapter has become, so a new
+one takes over the last checkpoint and the same batch is trained again. Thus no update is lost or made twice.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
+import itertools
 import math
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .calls import PolicyError, Trouble, cancel, in_thread, pause, wait
 from .config import TrainingConfig
+from .halt import Halt, Stopped
 from .minibatch import datum
 from .rollout import Sample
+from .session import START_TIMEOUT, Line, Session
+from .watch import Watch, ailment
 
 if TYPE_CHECKING:
     import tinker
     from tinker import types
 
-CALL_TIMEOUT = 7200.0  # seconds for one call to the server; a cold start takes long
-START_TIMEOUT = 600.0
+# Tries of one piece of work; lost calls have no limit. A server that restarts again and again knows nothing each time.
+LIMITS = {Trouble.REFUSED: 2, Trouble.GONE: 6, Trouble.FAILED: 8}
+
+Minibatches = Callable[[], Iterable[list["types.Datum"]]]
+Result = TypeVar("Result")
 
 
-class PolicyError(RuntimeError):
-    """The training server failed or refused; an infrastructure fault. The text says what it was asked for."""
+class CheckpointGone(PolicyError):
+    """The server cannot load a checkpoint any more: it has expired, or was deleted."""
 
-
-class Stopped(Exception):
-    """The run was told to stop while it waited."""
-
-
-def wait(future: Any, stop: threading.Event, what: str, timeout: float = CALL_TIMEOUT) -> Any:
-    """Wait for a future of the SDK's, and leave at once when `stop` is set.
-
-    Raises PolicyError with the server's words, or that it didn't answer in time; Stopped after `stop`.
-    """
-    inner: concurrent.futures.Future[Any] = future.future() if hasattr(future, "future") else future
-    deadline = time.monotonic() + timeout
-    while not inner.done():
-        if stop.is_set():
-            raise Stopped(what)
-        if time.monotonic() > deadline:
-            raise PolicyError(f"{what}: the server did not answer within {timeout:.0f} s")
-        concurrent.futures.wait([inner], timeout=0.2)
-    return _translated(inner.result, what)
-
-
-def in_thread(call: Any, stop: threading.Event, what: str, timeout: float) -> Any:
-    """Run a call that blocks in a thread of its own, so that stopping isn't held up by it; see wait()."""
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="policy-call", daemon=True).start()
-    return wait(future, stop, what, timeout)
-
-
-def _translated(call: Any, what: str) -> Any:
-    import tinker
-
-    try:
-        return call()
-    except (tinker.TinkerError, OSError, ValueError, ImportError) as error:
-        raise PolicyError(f"{what}: {type(error).__name__}: {error}") from error
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the server cannot load the checkpoint {path}: {why}", Trouble.GONE)
+        self.path = path
 
 
 class PolicySampler:
     """One published policy; or the base model, as the reference. Safe for many threads."""
 
     def __init__(
-        self,
-        client: tinker.SamplingClient,
-        path: str,
-        stop_tokens: list[int],
-        temperature: float,
-        stop: threading.Event,
+        self, line: Line, path: str, stop_tokens: list[int], temperature: float, halt: threading.Event
     ) -> None:
+        """halt: ends every call that waits."""
         self.path = path  # where the server keeps it; the base model's name for the base
-        self._client = client
+        self._line = line
         self._stop_tokens = stop_tokens
         self._temperature = temperature
-        self._stop = stop
+        self._halt = halt
 
     def sample(self, prompt: list[int], max_tokens: int, seed: int | None) -> Sample:
-        """Sample one continuation. Raises PolicyError where the server fails or sends no finite log-probability."""
+        """Sample one continuation; a server that is down is waited for.
+
+        Raises PolicyError where the server fails, refuses, or sends no finite log-probability; Stopped.
+        """
         from tinker import types
 
         parameters = types.SamplingParams(
             max_tokens=max_tokens, temperature=self._temperature, seed=seed, stop=self._stop_tokens
         )
-        future = self._client.sample(types.ModelInput.from_ints(prompt), 1, parameters)
-        sequence = wait(future, self._stop, "sampling").sequences[0]
+
+        def call(session: Session) -> Any:
+            client = session.sampler(self.path, self._halt)
+            return client.sample(types.ModelInput.from_ints(prompt), 1, parameters)
+
+        sequence = self._line.ask("sampling", call, self._halt).sequences[0]
         tokens = list(sequence.tokens)
         logprobs = list(sequence.logprobs or [])
         if not tokens or len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)):
             raise PolicyError("sampling: the server did not send a finite log-probability for each token")
         return Sample(tokens, logprobs, stopped=sequence.stop_reason == "stop")
 
-    def logprobs(self, tokens: np.ndarray) -> concurrent.futures.Future[Any]:
-        """Ask for every token's log-probability under this policy; `reference_of` reads the answer."""
+    def logprobs(self, tokens: np.ndarray) -> Reference:
+        """Ask for every token's log-probability under this policy; the answer's `result` waits for it."""
+        return Reference(self._line, self.path, tokens, self._halt)
+
+
+class Reference:
+    """Log-probabilities that were asked for, and are asked for again where the answer is lost."""
+
+    def __init__(self, line: Line, path: str, tokens: np.ndarray, halt: threading.Event) -> None:
+        self._line, self._path, self._tokens, self._halt = line, path, tokens, halt
+        self._lock = threading.Lock()
+        self._values: np.ndarray | None = None
+        self._first: Any = None
+        with contextlib.suppress(PolicyError):  # `result` asks again
+            self._first = self._ask(line.current())
+
+    def result(self) -> np.ndarray:
+        """Return float64 of shape (tokens,), 0 for the first, which has none. Raises PolicyError, Stopped."""
+        with self._lock:
+            if self._values is None:
+                values = self._line.ask("reference log-probabilities", self._answer, self._halt)
+                self._values = _finite(values)
+        return self._values
+
+    def _answer(self, session: Session) -> Any:
+        asked, self._first = self._first, None
+        return asked if asked is not None else self._ask(session)
+
+    def _ask(self, session: Session) -> Any:
         from tinker import types
 
-        return self._client.compute_logprobs(types.ModelInput.from_ints(tokens.tolist()))
+        client = session.sampler(self._path, self._halt)
+        return client.compute_logprobs(types.ModelInput.from_ints(self._tokens.tolist()))
 
-    def reference_of(self, future: concurrent.futures.Future[Any]) -> np.ndarray:
-        """Return float64 of shape (tokens,), 0 for the first, which has none. Raises PolicyError."""
-        values = wait(future, self._stop, "reference log-probabilities")
-        if not values:
-            raise PolicyError("reference log-probabilities: the server sent none")
-        array = np.array([0.0, *(np.nan if value is None else value for value in values[1:])])
-        if not np.isfinite(array).all():
-            raise PolicyError("reference log-probabilities: the server sent some that are not finite")
-        return array
+
+def _finite(values: Any) -> np.ndarray:
+    if not values:
+        raise PolicyError("reference log-probabilities: the server sent none")
+    array = np.array([0.0, *(np.nan if value is None else value for value in values[1:])])
+    if not np.isfinite(array).all():
+        raise PolicyError("reference log-probabilities: the server sent some that are not finite")
+    return array
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What the server told of one batch's updates."""
+class Update:
+    """What one batch has made of the policy. Times in seconds."""
 
+    checkpoint: str  # the path of the training state
+    sampler: str  # the path of the published weights
     minibatches: int
     metrics: dict[str, float]  # the last minibatch's, as the server names them
+    train_seconds: float
+    publish_seconds: float
 
 
 class PolicyClient:
-    """One LoRA adapter on the server: trains, saves, publishes. Used by one thread."""
+    """One LoRA adapter, which outlives the server's own: trains, saves, publishes. Used by one thread."""
 
-    def __init__(
-        self,
-        trainer: tinker.TrainingClient,
-        config: TrainingConfig,
-        stop: threading.Event,
-    ) -> None:
-        self._trainer = trainer
-        self._config = config
-        self._stop = stop
+    def __init__(self, service: PolicyService, job: int, halt: threading.Event) -> None:
+        self.job, self.halt = job, halt
+        self.checkpoint: str | None = None  # the state that a new adapter takes over; None: an untrained one
+        self._service, self._config = service, service.config
+        self._session: Session | None = None
+        self._adapter: tinker.TrainingClient | None = None
+        self._fresh = False  # whether it was made for the work that is being done
+        self._pending: list[Any] = []  # calls whose answers are still to come
 
-    def train(self, minibatches: Iterable[list[types.Datum]], step: int) -> Trained:
-        """Update the policy with one forward_backward and optim_step a minibatch.
+    def begin(self) -> None:
+        """Make an untrained adapter, or one in the checkpoint's state. Raises PolicyError, CheckpointGone, Stopped."""
+        self._safely("making the adapter", lambda name: None, "")
 
-        Both calls of a minibatch are submitted before the last one's answers are waited for, so that the
-        server always has the next. Raises PolicyError, Stopped.
+    def restore(self, checkpoint: str) -> None:
+        """Go on from a checkpoint. Raises as `begin`."""
+        self.checkpoint = checkpoint
+        self._safely("loading the checkpoint", lambda name: None if self._fresh else self._load(), "")
+
+    def publish(self, name: str) -> Update:
+        """Save and publish the adapter as it is. Raises as `update`."""
+        return self._safely("publishing", lambda name: self._publish(name, time.monotonic(), 0, {}), name)
+
+    def update(self, minibatches: Minibatches, step: int, name: str) -> Update:
+        """Train on a batch, one forward_backward and optim_step a minibatch, save the state and publish it.
+
+        minibatches: called anew for each try. name: of what is saved; a further try adds its number. Both calls of
+        a minibatch are submitted before the last one's answers are waited for, so that the server always has the
+        next. Raises PolicyError where the server refuses, or fails again and again; CheckpointGone; Stopped.
         """
+
+        def work(name: str) -> Update:
+            began = time.monotonic()
+            count, metrics = self._train(minibatches(), step)
+            return self._publish(name, began, count, metrics)
+
+        return self._safely(f"training step {step + 1}", work, name)
+
+    def rehearse(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Run the loss once with zero advantages: adds nothing to the gradient. Raises PolicyError, Stopped.
+
+        tokens, logprobs: shape (tokens,), as of a rollout.
+        """
+        data = [datum(tokens, logprobs, np.zeros(len(tokens), np.float32))]
+        forward = self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip())
+        wait(forward, self.halt, "forward_backward")
+
+    def publish_once(self, name: str) -> str:
+        """Publish without a checkpoint and without a second try; returns the path. Raises PolicyError, Stopped."""
+        return wait(self._trainer.save_weights_for_sampler(name=name), self.halt, "publishing").path
+
+    def tokenizer_name(self) -> str:
+        """Ask what tokenizes the server's model: a path or a hub name. Raises PolicyError, Stopped."""
+        session, trainer = self._session, self._trainer
+        assert session is not None
+        asked = session.call(trainer.get_info, "asking for the model's tokenizer", self.halt)
+        if not asked.model_data.tokenizer_id:
+            raise PolicyError("the server does not say what tokenizes its model: name it with --tokenizer")
+        return asked.model_data.tokenizer_id
+
+    def close(self) -> None:
+        """End the session, which frees the adapter. Waits for no server."""
+        pending, self._pending = self._pending, []
+        session, self._session, self._adapter = self._session, None, None
+        for future in pending:
+            cancel(future)
+        if session is not None:
+            session.close()
+
+    # -- One transaction ---------------------------------------------------------------------------
+
+    def _safely(self, what: str, work: Callable[[str], Result], name: str) -> Result:
+        """Do work on the adapter; where a call of it fails, do it again on a new one in the last checkpoint's state."""
+        began = time.monotonic()
+        met: Counter[Trouble] = Counter()
+        reason, checkpoint = "", self.checkpoint
+        with self._service.watch.waiting(what):
+            for tries in itertools.count(1):
+                try:
+                    self._fresh = self._adapter is None
+                    if self._fresh:
+                        self._make()
+                    result = work(name if tries == 1 else f"{name}-try{tries}")
+                    break
+                except PolicyError as error:
+                    self.close()
+                    met[error.trouble] += 1
+                    if met[error.trouble] >= LIMITS.get(error.trouble, math.inf):
+                        raise
+                    reason = str(error)
+                    self._service.watch.hear(reason)
+                except BaseException:
+                    self.close()
+                    raise
+                if self.halt.wait(pause(tries)):
+                    raise Stopped(what)
+        if reason:
+            self._service.recovered(self.job, checkpoint, reason, time.monotonic() - began)
+        return result
+
+    def _make(self) -> None:
+        self._session = session = self._service.session()
+        self._adapter = session.adapter(self.job, self.halt)
+        if self.checkpoint is not None:
+            self._load()
+
+    def _load(self) -> None:
+        assert self.checkpoint is not None
+        loading = self._trainer.load_state_with_optimizer(self.checkpoint)
+        try:
+            wait(loading, self.halt, f"loading {self.checkpoint}")
+        except PolicyError as error:
+            if error.trouble in (Trouble.REFUSED, Trouble.GONE):
+                raise CheckpointGone(self.checkpoint, str(error)) from error
+            raise
+
+    @property
+    def _trainer(self) -> tinker.TrainingClient:
+        if self._adapter is None:
+            self._make()
+        assert self._adapter is not None
+        return self._adapter
+
+    def _train(self, minibatches: Iterable[list[types.Datum]], step: int) -> tuple[int, dict[str, float]]:
         from tinker import types
 
         config = self._config
@@ -163,95 +278,72 @@ class PolicyClient:
             eps=config.adam_eps,
             grad_clip_norm=config.grad_clip_norm,
         )
-        pending = []
+        calls = []
         for data in minibatches:
-            pending.append(
-                (
-                    self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip()),
-                    self._trainer.optim_step(adam),
-                )
-            )
+            forward = self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip())
+            calls.append((forward, self._trainer.optim_step(adam)))
+            self._pending += calls[-1]
         metrics: dict[str, float] = {}
-        for forward, update in pending:
-            metrics = dict(wait(forward, self._stop, "forward_backward").metrics)
-            metrics |= wait(update, self._stop, "optim_step").metrics or {}
-        return Trained(len(pending), metrics)
+        for forward, update in calls:
+            metrics = dict(wait(forward, self.halt, "forward_backward").metrics)
+            metrics |= wait(update, self.halt, "optim_step").metrics or {}
+        self._pending.clear()
+        return len(calls), metrics
 
-    def rehearse(self, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Run the loss once with zero advantages: adds nothing to the gradient. Raises PolicyError, Stopped.
-
-        tokens, logprobs: shape (tokens,), as of a rollout.
-        """
-        forward = self._trainer.forward_backward(
-            [datum(tokens, logprobs, np.zeros(len(tokens), np.float32))], "ppo", loss_fn_config=self._clip()
-        )
-        wait(forward, self._stop, "forward_backward")
+    def _publish(self, name: str, began: float, count: int, metrics: dict[str, float]) -> Update:
+        trained = time.monotonic()
+        self._pending = saving, publishing = [
+            self._trainer.save_state(name),
+            self._trainer.save_weights_for_sampler(name=name),
+        ]
+        sampler = wait(publishing, self.halt, "publishing").path
+        checkpoint = wait(saving, self.halt, "saving a checkpoint").path
+        self._pending = []
+        self.checkpoint = checkpoint
+        return Update(checkpoint, sampler, count, metrics, trained - began, time.monotonic() - trained)
 
     def _clip(self) -> dict[str, float]:
         config = self._config
         return {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high}
 
-    def save(self, name: str) -> Any:
-        """Ask for a checkpoint with optimizer state; returns the SDK's future, whose result has a path."""
-        return self._trainer.save_state(name)
-
-    def publish(self, name: str) -> Any:
-        """Ask for sampling weights under a name; returns the SDK's future, whose result has a path."""
-        return self._trainer.save_weights_for_sampler(name=name)
-
-    def path_of(self, future: Any, what: str) -> str:
-        return wait(future, self._stop, what).path
-
-    def tokenizer_name(self) -> str:
-        """Ask what tokenizes the server's model: a path or a hub name. Blocks."""
-        name = self._trainer.get_info().model_data.tokenizer_id
-        if not name:
-            raise PolicyError("the server does not say what tokenizes its model: name it with --tokenizer")
-        return name
-
-    def load(self, path: str) -> None:
-        """Take over a checkpoint, optimizer state included. Raises PolicyError."""
-        wait(self._trainer.load_state_with_optimizer(path), self._stop, f"loading {path}")
-
 
 class PolicyService:
-    """The connection to one server. Its calls that wait raise PolicyError and Stopped."""
+    """One training server: its samplers, and the clients that train on it. close() ends all that was begun."""
 
-    def __init__(self, config: TrainingConfig, url: str, key: str, stop: threading.Event) -> None:
-        import tinker
-
-        bypass_proxy_for(url)
-        self._config = config
-        self._stop = stop
-        self._service = _translated(
-            lambda: tinker.ServiceClient(base_url=url, api_key=key), f"connecting to {url}"
-        )
-        self._holder: Any = None  # the session, which the SDK begins at the first call
-        self._closed = False
+    def __init__(
+        self,
+        config: TrainingConfig,
+        address: tuple[str, str],
+        halt: Halt,
+        log: Callable[..., None] = lambda event, **fields: None,
+    ) -> None:
+        """address: the server's URL and key. log: of a run folder, or what takes its place."""
+        self.config = config
         self.stop_tokens: list[int] = []
+        self._address = address
+        self._halt, self._log = halt, log
+        self._clients: list[PolicyClient] = []
+        self._closed = False
+        self.watch = Watch(log, lambda: ailment(*self._address))
+        self._line = Line(self.session, self.watch)
 
-    def create_client(self, job: int) -> PolicyClient:
-        """Make job's own adapter, and learn from the first one how the server's model is tokenized."""
-        config = self._config
-        # The seed is asked of our own server only: the published recipe leaves it out, and servers may refuse it.
-        seed = config.seed * 1000 + job if config.preset == "laptop" else None
-        trainer = self._in_thread(
-            lambda: self._service.create_lora_training_client(
-                base_model=config.base_model,
-                rank=config.lora_rank,
-                seed=seed,
-                train_unembed=config.train_unembed,
-            ),
-            f"creating a rank-{config.lora_rank} LoRA client of {config.base_model}",
-        )
-        return PolicyClient(trainer, config, self._stop)
+    def session(self) -> Session:
+        """Return a new session, which the caller closes. Raises Stopped after close()."""
+        if self._closed:
+            raise Stopped
+        return Session(self.config, self._address)
+
+    def client(self, job: int, halt: threading.Event | None = None) -> PolicyClient:
+        """Return a job's client, whose adapter is made by its first call. halt: ends its waiting."""
+        made = PolicyClient(self, job, halt or self._halt)
+        self._clients.append(made)
+        return made
 
     def tokenizer(self, client: PolicyClient) -> Any:
         """Return the configured tokenizer, else the one that the server names (a path or a hub name)."""
-        name = self._config.tokenizer
+        name, revision = self.config.tokenizer, self.config.tokenizer_revision
         if name is None:
-            name = self._in_thread(client.tokenizer_name, "asking for the model's tokenizer")
-        revision = self._config.tokenizer_revision
+            name = client.tokenizer_name()
 
         def load() -> Any:
             # Our tokenizers need no torch, and its absence here is no news.
@@ -267,49 +359,35 @@ class PolicyService:
                     "--tokenizer"
                 ) from error
 
-        return self._in_thread(load, f"loading the tokenizer {name}")
+        return in_thread(load, self._halt, f"loading the tokenizer {name}", START_TIMEOUT)
 
-    def sampler(self, path: str, *, temperature: float | None = None) -> PolicySampler:
-        """Return the policy that was published under a path."""
-        client = self._in_thread(
-            lambda: self._service.create_sampling_client(model_path=path), f"sampling from {path}"
-        )
-        return self._sampler(client, path, temperature)
+    def sampler(
+        self, path: str, *, temperature: float | None = None, halt: threading.Event | None = None
+    ) -> PolicySampler:
+        """Return the policy that was published under a path. halt: ends its waiting."""
+        chosen = self.config.temperature if temperature is None else temperature
+        return PolicySampler(self._line, path, self.stop_tokens, chosen, halt or self._halt)
 
-    def base_sampler(self, *, temperature: float | None = None) -> PolicySampler:
+    def base_sampler(
+        self, *, temperature: float | None = None, halt: threading.Event | None = None
+    ) -> PolicySampler:
         """Return the base model itself: the reference of the KL term, and what training starts from."""
-        name = self._config.base_model
-        client = self._in_thread(
-            lambda: self._service.create_sampling_client(base_model=name), f"sampling from {name}"
-        )
-        return self._sampler(client, name, temperature)
+        return self.sampler(self.config.base_model, temperature=temperature, halt=halt)
 
-    def _sampler(self, client: tinker.SamplingClient, path: str, temperature: float | None) -> PolicySampler:
-        chosen = self._config.temperature if temperature is None else temperature
-        return PolicySampler(client, path, self.stop_tokens, chosen, self._stop)
+    def recovered(self, job: int, checkpoint: str | None, reason: str, seconds: float) -> None:
+        """Log that a job's adapter was made anew from a checkpoint, or with None from the start."""
+        self._log(
+            "recovered",
+            job=f"train-job{job}",
+            checkpoint=checkpoint,
+            reason=reason,
+            seconds=round(seconds, 1),
+        )
 
     def close(self) -> None:
-        """End the session, with the heartbeats that the SDK sends for it in the background. Waits for no server."""
+        """End all sessions, with the heartbeats that the SDK sends for them. Waits for no server."""
         self._closed = True
-        if self._holder is not None:  # asking the SDK for it would begin a session
-            self._holder.close()
-
-    def _in_thread(self, call: Any, what: str) -> Any:
-        def in_session() -> Any:
-            self._holder = self._service.holder
-            if self._closed:  # while the server kept this thread waiting
-                self._holder.close()
-                raise Stopped(what)
-            return call()
-
-        timeout = START_TIMEOUT if self._config.preset == "laptop" else CALL_TIMEOUT
-        return in_thread(in_session, self._stop, what, timeout)
-
-
-def bypass_proxy_for(url: str) -> None:
-    """A proxy that the environment names must not be asked for a server on this machine."""
-    if any(host in url for host in ("127.0.0.1", "localhost", "[::1]")):
-        for name in ("no_proxy", "NO_PROXY"):
-            known = os.environ.get(name, "")
-            if "127.0.0.1" not in known:
-                os.environ[name] = ",".join(filter(None, [known, "127.0.0.1,localhost,::1"]))
+        for client in self._clients:
+            client.close()
+        self._line.close()
+        self.watch.close()

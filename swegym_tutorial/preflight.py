@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from .calls import PolicyError
 from .config import TrainingConfig
-from .policy import PolicyClient, PolicyError, PolicySampler, PolicyService
+from .policy import PolicyClient, PolicySampler, PolicyService
 
 CONNECT_TIMEOUT = 10.0  # seconds until a server that does not take connections is given up
 COLD_START = 900.0  # seconds that a server which took the connection may need to answer: it may have to start
@@ -110,7 +111,7 @@ def check_training(
     Raises PreflightError, Stopped.
     """
     with _needs("publish sampling weights", "The run publishes after each batch; use a server that can"):
-        sampler = service.sampler(client.path_of(client.publish(name), "publishing"))
+        sampler = service.sampler(client.publish_once(name))
     with _needs("sample with log-probabilities", "The loss needs them; use a server that sends them"):
         sample = sampler.sample(prompt, TRIAL_TOKENS, seed=None)
     tokens = np.array([*prompt, *sample.tokens], dtype=np.int32)
@@ -125,13 +126,12 @@ def check_training(
 
 
 def _check_reference(reference: PolicySampler, tokens: np.ndarray) -> None:
-    values = reference.reference_of(reference.logprobs(tokens))
+    values = reference.logprobs(tokens).result()
     if values.shape != tokens.shape:
         raise PolicyError(f"{len(values)} log-probabilities came for {len(tokens)} tokens")
 
 
 def smoke_test(service: PolicyService, client: PolicyClient, prompt: list[int]) -> int:
     """Publish the fresh adapter and sample from it at temperature 0; returns the number of tokens."""
-    path = client.path_of(client.publish(f"smoke-{time.time_ns()}"), "publishing")
-    sampler = service.sampler(path, temperature=0.0)
+    sampler = service.sampler(client.publish_once(f"smoke-{time.time_ns()}"), temperature=0.0)
     return len(sampler.sample(prompt, TRIAL_TOKENS, seed=None).tokens)

@@ -5,7 +5,8 @@
     run.wait()
 
 Nothing of a run outlives it: the local server and the sandboxes are closed however it ends, and both have
-children of their own that see to it when this process is killed.
+children of their own that see to it when this process is killed. What a killed process left all the same is
+ended by the next one that goes on in its folder.
 """
 
 from __future__ import annotations
@@ -14,43 +15,48 @@ import atexit
 import contextlib
 import math
 import os
-import random
 import re
 import resource
 import secrets
-import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import sandbox
 from .attempts import AttemptRunner
+from .checkpoints import CheckpointError, all_checkpoints, go_back, read_checkpoint, told_steps
+from .clients import Clients
 from .config import TrainingConfig
 from .connect import (
     RunError,
     anywhere,
+    changed_settings,
     check_same,
     connect,
+    first_client,
     model_folder,
     saved_config,
     server_from_environment,
 )
 from .evaluate import Evaluation, evaluate
-from .events import EventReader, RunFolder, dumps, write_atomically
+from .events import RunFolder, dumps, mark_unfinished, scan, write_atomically
 from .grading import check_graders
+from .halt import Halt, Stopped
 from .job import TrainingJob
-from .policy import PolicyClient, PolicySampler, PolicyService, Stopped, in_thread
+from .policy import PolicySampler
 from .preflight import check_training
-from .rollout import Chat
+from .sandbox.leftovers import reap_runs
+from .selection import Selection, held_out_tasks
 from .tasks import Task, load_tasks
-from .trust import Trust, make_grader, trust_in
+from .trust import make_grader, trust_in
 
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
 
 FILES = 65_536  # open files at once
-IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
+CLOSING = 30.0  # seconds in which all sandboxes of a stopped run should have ended
+AT_ONCE = 0.5  # seconds that a stopped run waits for them itself
 
 
 class TrainingRun:
@@ -64,37 +70,52 @@ class TrainingRun:
         tasks: Sequence[Task] | None = None,
         evaluate: bool = False,
         resume: bool = False,
+        from_step: int | None = None,
         server: tuple[str, str] | None = None,
+        sandboxes: SandboxBackend | None = None,
     ) -> None:
         """Check what can be checked without starting anything.
 
-        tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out split
-        before and after. resume: go on in a used folder, with the settings that must stay the same. server: (URL, key) of a Tinker-compatible server; by
-        default the laptop preset starts its own, and others read TINKER_BASE_URL and TINKER_API_KEY.
+        tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out split before and
+        after. resume: go on in a used folder, with the settings that must stay the same; from_step: from the checkpoint
+        after so many steps, one of those that are kept, and without the steps after it. server: (URL, key) of a
+        Tinker-compatible server; by default the laptop preset starts its own, and others read TINKER_BASE_URL and
+        TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the run's end.
         Raises RunError, TaskError and GradingUnavailable.
         """
         self.config = config = anywhere(config)
-        self.folder = RunFolder(output)
+        self.folder = RunFolder(output, episodes_gb=config.episodes_gb)
         self.error: BaseException | None = None
         self.evaluations: list[Evaluation] = []
-        if self.folder.used() and not resume:
+        self._resumed = self.folder.used()
+        self._changed: dict[str, list[object]] = {}
+        if self._resumed and not resume:
             raise RunError(
                 f"{self.folder.path} holds an earlier run: resume it (--resume), or name another output folder"
             )
-        if self.folder.used():
-            check_same(anywhere(saved_config(self.folder.path)), config)
-        if config.sandbox not in sandbox.KINDS:
+        if self._resumed:
+            saved = anywhere(saved_config(self.folder.path))
+            check_same(saved, config)
+            self._changed = changed_settings(saved, config)
+        self._from_step = from_step
+        if from_step is not None:
+            self._check_step(from_step)
+        if sandboxes is None and config.sandbox not in sandbox.KINDS:
             raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
         self.id = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', self.folder.path.name)[:40]}-{secrets.token_hex(3)}"
         self._server_address = server or server_from_environment(config)
         if self._server_address is None:
             model_folder(config)
-        self._tasks = list(tasks) if tasks is not None else load_tasks(config.tasks)
-        self._held_out = held_out_tasks(config) if evaluate else []
-        check_graders([*self._tasks, *self._held_out])
+        train = list(tasks) if tasks is not None else load_tasks(config.tasks)
+        self._tasks = Selection(config, self.folder, train, held_out_tasks(config) if evaluate else [])
+        check_graders([*self._tasks.train, *self._tasks.held_out])
+        self._sandboxes = sandboxes
+        self._clients: Clients | None = None
+        self._halt = Halt()
         self._stop = threading.Event()
         self._paused = threading.Event()
         self._done = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._fatal: RunError | None = None
         self._deadline = math.inf
@@ -114,7 +135,7 @@ class TrainingRun:
         return self
 
     def pause(self) -> None:
-        """Start no more groups; those in flight go on to their end."""
+        """Start no more attempts; those in flight go on to their end, and what can be trained on is."""
         self._paused.set()
         self.folder.log("paused")
 
@@ -124,17 +145,33 @@ class TrainingRun:
         self.folder.log("unpaused")
 
     def stop(self) -> None:
-        """End the run: returns at once; the last checkpoint stands, the unfinished batch is dropped."""
+        """End the run: returns at once; the last checkpoint stands, the unfinished batch is dropped.
+
+        `wait` comes back within two seconds; the sandboxes end in the background, which `closed` waits for.
+        """
         self._stop.set()
+        self._halt.set()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the end, at most `timeout` seconds; returns whether it has come. Raises nothing."""
         return self._done.wait(timeout)
 
+    def closed(self, timeout: float | None = None) -> bool:
+        """Wait until all sandboxes and threads have ended too, at most `timeout` seconds; returns whether they have."""
+        return self._closed.wait(timeout)
+
     def wait(self) -> None:
-        """Wait for the end, and raise what the run raised. A run that was stopped ends without an error."""
-        while not self._done.wait(0.2):  # short waits, so that Ctrl-C gets through everywhere
-            pass
+        """Wait for the end, and raise what the run raised. A run that was stopped ends without an error.
+
+        Ctrl-C, or a notebook's interrupt, stops the run and is raised again: call `join` to wait without that.
+        """
+        try:
+            while not self._done.wait(0.2):  # short waits, so that an interrupt gets through everywhere
+                pass
+        except KeyboardInterrupt:
+            self.stop()
+            self._done.wait(1.5)
+            raise
         if self.error is not None:
             raise self.error
 
@@ -149,18 +186,22 @@ class TrainingRun:
 
     def _at_exit(self) -> None:
         self.stop()
-        self._done.wait(10)
+        self._closed.wait(CLOSING + 5)
 
     # -- The run itself: a thread of its own -------------------------------------------------------
 
     def _main(self) -> None:
-        try:
-            with contextlib.ExitStack() as closing:
+        with contextlib.ExitStack() as closing:
+            try:
                 self._run(closing)
-        except Stopped:
-            self.error = self._fatal
-        except BaseException as error:
-            self.error = error
+            except Stopped:
+                self.error = self._fatal
+            except BaseException as error:
+                self.error = error
+            self._halt.set()  # whatever still waits for an answer waits in vain
+            closer = threading.Thread(target=self._close_sandboxes, name="closing-sandboxes", daemon=True)
+            closer.start()
+            closer.join(AT_ONCE if self._stop.is_set() else CLOSING)
         try:
             if self.error is not None:
                 self.folder.log("run_failed", reason=f"{type(self.error).__name__}: {self.error}")
@@ -170,141 +211,129 @@ class TrainingRun:
         except OSError as error:  # the disk is full, say: the end must come all the same
             self.error = self.error or error
         finally:
-            atexit.unregister(self._at_exit)
             self._done.set()
 
+    def _close_sandboxes(self) -> None:
+        try:
+            if self._sandboxes is not None:
+                self._sandboxes.close()
+            if self._clients is not None:
+                self._clients.join(CLOSING)
+        finally:
+            self._closed.set()
+            atexit.unregister(self._at_exit)
+
+    def _watch_hours(self) -> None:
+        """End a run whose hours are over before it trains; from then on its clients see to it."""
+        if not self._halt.wait(self.config.hours * 3600) and self._clients is None:
+            self._end_with(
+                f"the run's hours ({self.config.hours:g}) were over before its training could begin"
+            )
+
     def _end_with(self, reason: str) -> None:
-        """The local server is gone: end the run with this error."""
+        """End the run with this error, from another thread."""
         self._fatal = RunError(reason)
-        self._stop.set()
+        self._halt.set()
 
     def _phase(self, name: str) -> None:
-        if self._stop.is_set():
+        if self._halt.is_set():
             raise Stopped
         self.folder.log("phase", name=name)
 
     def _run(self, closing: contextlib.ExitStack) -> None:
-        config = self.config
+        config, tasks = self.config, self._tasks
         self._deadline = time.time() + config.hours * 3600
-        self.folder.log(
-            "run_start", run=self.id, preset=config.preset, steps=config.steps, clients=config.clients
-        )
-        trust = trust_in([*self._tasks, *self._held_out])
-        self._leave_out_invalid(trust)
+        threading.Thread(target=self._watch_hours, name="hours", daemon=True).start()
+        self._begin_log()
+        trust = trust_in([*tasks.train, *tasks.held_out])
+        tasks.leave_out_invalid(trust)
         self._phase("starting the training server and the sandboxes")
-        sandboxes = sandbox.backend(config.sandbox, config, run=self.id, say=self._say)
-        closing.callback(sandboxes.close)
+        sandboxes = self._sandboxes = self._sandboxes or sandbox.backend(
+            config.sandbox, config, run=self.id, say=self._say
+        )
+        self._reap(sandboxes.name)
         # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
-        service = connect(config, self.folder, self._server_address, self._stop, closing, self._end_with)
+        service = connect(config, self.folder, self._server_address, self._halt, closing, self._end_with)
         self._phase("checking the training server")
-        client, chat = first_client(service, config)
-        check_training(service, client, config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
-        clients = [client, *(service.create_client(job) for job in range(1, config.clients))]
-        self._leave_out_missing(sandboxes)
+        halts = [self._halt.child() for _ in range(config.clients)]
+        first, chat = first_client(service, config, halts[0])
+        check_training(service, first, config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
+        clients = [first, *(service.client(n, halts[n]) for n in range(1, config.clients))]
+        self._phase("looking for the tasks' images")
+        tasks.leave_out_missing(sandboxes, self._halt)
         grader = make_grader(sandboxes, config, trust)
-        attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._stop)
-        if self._held_out and not self._measured_before():
+        attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused)
+        if tasks.held_out and not self._measured_before():
             self._evaluate(service.base_sampler(), attempts, "before")
-        phase = f"run-{time.time_ns()}"
         self._phase("training")
         jobs = [
-            TrainingJob(
-                n, config, self._tasks, service, client, attempts, self.folder, self._stop, self._paused
-            )
+            TrainingJob(n, config, tasks.train, service, client, attempts, self.folder, halts[n])
             for n, client in enumerate(clients)
         ]
-        policies = self._run_jobs(jobs, phase, closing, sandboxes)
-        if self._held_out:
-            for job, policy in zip(jobs, policies, strict=True):
-                self._evaluate(policy, attempts, "after", job.name, job.version)
+        self._clients = Clients(jobs, self.folder, self._halt)
+        self._clients.run(f"run-{time.time_ns()}", self._deadline)
+        if tasks.held_out:
+            for n, policy in sorted(self._clients.policies.items()):
+                self._evaluate(policy, attempts, "after", jobs[n].name, jobs[n].version)
         self._phase("drawing the figure")
         from .plots import save_reward_time
 
         save_reward_time(self.folder.path)
+        self._clients.check()
+
+    def _begin_log(self) -> None:
+        """Log the beginning, and bring the log of an earlier part to what its checkpoints tell."""
+        config = self.config
+        for attempt in mark_unfinished(self.folder.events) if self._resumed else []:
+            self.folder.log("attempt_unfinished", **attempt)
+        self.folder.log(
+            "run_start",
+            run=self.id,
+            preset=config.preset,
+            steps=config.steps,
+            clients=config.clients,
+            groups_per_batch=config.groups_per_batch,
+            resumed=self._resumed,
+        )
+        if self._changed:
+            self.folder.log("settings_changed", changed=self._changed)
+        if self._from_step is not None:
+            for job in range(config.clients):
+                if (path := self.folder.checkpoint(job)).exists():
+                    go_back(path, self._from_step - 1)
+                    self.folder.log("rolled_back", job=f"train-job{job}", step=self._from_step - 1)
+
+    def _check_step(self, step: int) -> None:
+        paths = [self.folder.checkpoint(job) for job in range(self.config.clients)]
+        if not any(path.exists() for path in paths):
+            raise RunError(f"{self.folder.path} has no checkpoint yet, so there is no step to go back to")
+        for path in filter(lambda path: path.exists(), paths):
+            try:
+                kept = all_checkpoints(read_checkpoint(path))
+            except CheckpointError as error:
+                raise RunError(str(error)) from error
+            if step - 1 not in [each["step"] for each in kept]:
+                raise RunError(f"{path} has no checkpoint of step {step}: {told_steps(kept)}")
+
+    def _reap(self, kind: str) -> None:
+        """End, in the background, the sandboxes that earlier parts of this run left when they were killed."""
+        runs = [event["run"] for event in scan(self.folder.events, ("run_start",)) if event.get("run")]
+        dead = [run for run in runs if run != self.id]
+        if not dead:
+            return
+
+        def work() -> None:
+            if count := reap_runs(kind, dead, self._say):
+                self.folder.log("reaped", kind=kind, count=count, runs=dead)
+
+        threading.Thread(target=work, name="reaping", daemon=True).start()
 
     def _say(self, text: str) -> None:
         self.folder.log("note", text=text)
 
-    def _leave_out_invalid(self, trust: Trust) -> None:
-        """Leave out the tasks that are known to be broken or flaky, and tell how many nobody has validated.
-
-        A run that goes on leaves out what it began without: the order of its tasks hangs on their number.
-        """
-        events = EventReader(self.folder.path).read()
-        begun = next((event for event in events if event.get("event") == "tasks_trusted"), None)
-        not_valid = trust.not_valid if self.config.only_valid else {}
-        if begun is not None:
-            not_valid = begun["not_valid"]
-        elif count := len(trust.never_validated):
-            total = len(self._tasks) + len(self._held_out)
-            self._say(
-                f"{count} of the {total} tasks were never validated, and are used all the same: `swegym-tutorial "
-                f"tasks validate --tasks {shlex.quote(self.config.tasks)} --sandbox {self.config.sandbox}` finds "
-                "those that are broken or flaky, and the next run leaves them out"
-            )
-        if begun is None:
-            self.folder.log("tasks_trusted", not_valid=not_valid, never_validated=len(trust.never_validated))
-        self._leave_out(not_valid, "used")
-
-    def _leave_out_missing(self, sandboxes: SandboxBackend) -> None:
-        """Leave out the tasks that cannot be opened."""
-        self._phase("looking for the tasks' images")
-        tasks = [*self._tasks, *self._held_out]
-        missing = in_thread(
-            lambda: sandboxes.missing(tasks), self._stop, "looking for the tasks' images", IMAGES_TIMEOUT
-        )
-        self._leave_out(missing, "opened")
-
-    def _leave_out(self, reasons: Mapping[str, str], verb: str) -> None:
-        """Go without some tasks, instance_id -> why, visibly; raises RunError where none of a kind is left."""
-        here = {task.instance_id for task in (*self._tasks, *self._held_out)}
-        reasons = {name: why for name, why in reasons.items() if name in here}
-        if not reasons:
-            return
-        self.folder.log("tasks_left_out", tasks=reasons)
-        for kind, tasks in (("", self._tasks), ("held-out ", self._held_out)):
-            if tasks and all(task.instance_id in reasons for task in tasks):
-                why = reasons[tasks[0].instance_id]
-                raise RunError(f"none of the {len(tasks)} {kind}tasks can be {verb}: {why}")
-        self._tasks = [task for task in self._tasks if task.instance_id not in reasons]
-        self._held_out = [task for task in self._held_out if task.instance_id not in reasons]
-
     def _measured_before(self) -> bool:
         """Whether an earlier part of this run has measured the base policy."""
-        events = EventReader(self.folder.path).read()
-        return any(e.get("event") == "evaluation" and e.get("label") == "before" for e in events)
-
-    def _run_jobs(
-        self, jobs: list[TrainingJob], phase: str, closing: contextlib.ExitStack, sandboxes: SandboxBackend
-    ) -> list[PolicySampler]:
-        """Run all jobs side by side; the first error stops the others and is raised."""
-        policies: dict[int, PolicySampler] = {}
-        errors: list[BaseException] = []
-
-        def work(job: TrainingJob) -> None:
-            try:
-                policies[job.index] = job.run(phase, self._deadline)
-            except BaseException as error:
-                errors.append(error)
-                failed.set()
-                with contextlib.suppress(OSError):
-                    self.folder.log("job_failed", job=job.name, reason=f"{type(error).__name__}: {error}")
-
-        failed = threading.Event()
-        threads = [threading.Thread(target=work, args=(job,), name=job.name, daemon=True) for job in jobs]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            if self._stop.is_set() or failed.is_set():
-                self._stop.set()
-                sandboxes.close()
-            for thread in threads:
-                thread.join(0.05)
-        if failures := [error for error in errors if not isinstance(error, Stopped)]:
-            raise failures[0]
-        if errors:
-            raise errors[0]
-        return [policies[job.index] for job in jobs]
+        return any(e.get("label") == "before" for e in scan(self.folder.events, ("evaluation",)))
 
     def _evaluate(
         self, policy: PolicySampler, attempts: AttemptRunner, label: str, job: str = "base", version: int = 0
@@ -312,14 +341,14 @@ class TrainingRun:
         self._phase(f"evaluating the held-out split {label} training")
         config = self.config
         result = evaluate(
-            self._held_out,
+            self._tasks.held_out,
             policy,
             attempts,
             self.folder,
             attempts=config.evaluation_attempts,
             workers=config.rollout_workers,
             label=label,
-            stop=self._stop,
+            halt=self._halt,
             job=job,
             version=version,
         )
@@ -333,20 +362,3 @@ def _raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def held_out_tasks(config: TrainingConfig) -> list[Task]:
-    """Return the held-out tasks that are evaluated, in their order. Raises TaskError where there are none."""
-    tasks = load_tasks(config.tasks, split="held-out")
-    if config.evaluation_tasks is None or config.evaluation_tasks >= len(tasks):
-        return tasks
-    chosen = sorted(random.Random(config.seed).sample(range(len(tasks)), config.evaluation_tasks))
-    return [tasks[n] for n in chosen]
-
-
-def first_client(service: PolicyService, config: TrainingConfig) -> tuple[PolicyClient, Chat]:
-    """Make the first job's adapter and, with its model's tokenizer, the chat. Raises PolicyError, TemplateError."""
-    client = service.create_client(0)
-    chat = Chat(service.tokenizer(client), config.system_prompt)
-    service.stop_tokens = chat.stop_tokens
-    return client, chat

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,14 +15,14 @@ from pathlib import Path
 
 from . import preflight, sandbox
 from .attempts import AttemptRunner
+from .checkpoints import read_checkpoint
 from .config import TrainingConfig
-from .connect import RunError, connect, saved_config, server_from_environment
+from .connect import RunError, connect, first_client, saved_config, server_from_environment
 from .evaluate import Evaluation, evaluate
 from .events import RunFolder
 from .grading import check_graders
-from .job import read_checkpoint
-from .policy import Stopped
-from .run import first_client, held_out_tasks
+from .halt import Halt, Stopped
+from .selection import held_out_tasks
 from .tasks import Task, load_tasks
 from .trust import Trust, make_grader, trust_in
 
@@ -33,9 +32,9 @@ def smoke_test(config: TrainingConfig) -> int:
 
     Raises RunError and PolicyError with what the server lacks.
     """
-    with contextlib.ExitStack() as closing, _told() as (stop, ended):
+    with contextlib.ExitStack() as closing, _told() as (halt, ended):
         run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
-        service = connect(config, run_folder, server_from_environment(config), stop, closing, ended)
+        service = connect(config, run_folder, server_from_environment(config), halt, closing, ended)
         client, chat = first_client(service, config)
         return preflight.smoke_test(service, client, chat.encode("Hello"))
 
@@ -48,7 +47,7 @@ def evaluate_policy(
     The attempts are recorded in the run's folder, or for the base in one that is deleted again.
     Raises RunError where the folder has no checkpoint.
     """
-    with contextlib.ExitStack() as closing, _told() as (stop, ended):
+    with contextlib.ExitStack() as closing, _told() as (halt, ended):
         if folder is None:
             config = TrainingConfig.laptop()
             run_folder = RunFolder(closing.enter_context(tempfile.TemporaryDirectory()))
@@ -68,13 +67,11 @@ def evaluate_policy(
         tasks = _usable(tasks, trust, config, run_folder)
         sandboxes = sandbox.backend(config.sandbox, config, run=f"evaluation-{secrets.token_hex(3)}")
         closing.callback(sandboxes.close)
-        service = connect(config, run_folder, server_from_environment(config), stop, closing, ended)
-        closing.callback(stop.set)
+        service = connect(config, run_folder, server_from_environment(config), halt, closing, ended)
+        closing.callback(halt.set)
         _, chat = first_client(service, config)
         sampler = service.base_sampler() if path is None else service.sampler(path)
-        runner = AttemptRunner(
-            chat, sandboxes, make_grader(sandboxes, config, trust), run_folder, config, stop
-        )
+        runner = AttemptRunner(chat, sandboxes, make_grader(sandboxes, config, trust), run_folder, config)
         return evaluate(
             tasks,
             sampler,
@@ -83,7 +80,7 @@ def evaluate_policy(
             attempts=attempts,
             workers=config.rollout_workers,
             label=f"{split}-{time.strftime('%Y%m%d-%H%M%S')}",
-            stop=stop,
+            halt=halt,
         )
 
 
@@ -99,16 +96,16 @@ def _usable(tasks: list[Task], trust: Trust, config: TrainingConfig, folder: Run
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[tuple[threading.Event, Callable[[str], None]]]:
+def _told() -> Iterator[tuple[Halt, Callable[[str], None]]]:
     """Yield what stops the work, and what stops it with a reason; raise RunError with the reason where it was."""
-    stop = threading.Event()
+    halt = Halt()
     reasons: list[str] = []
 
     def ended(reason: str) -> None:
         reasons.append(reason)
-        stop.set()
+        halt.set()
 
     try:
-        yield stop, ended
+        yield halt, ended
     except Stopped:
         raise RunError(reasons[0] if reasons else "stopped") from None

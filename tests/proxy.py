@@ -24,7 +24,7 @@ class Proxy:
 
     target: str
     before: dict[str, Handler] = field(default_factory=dict)
-    after: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    after: dict[str, Callable[[bytes], bytes | Response]] = field(default_factory=dict)
     calls: list[tuple[str, bytes]] = field(default_factory=list)
     url: str = ""
 
@@ -44,6 +44,8 @@ class Proxy:
                 headers=headers | {"accept-encoding": "identity"},
             )
         content = self.after.get(path, lambda content: content)(answer.content)
+        if isinstance(content, Response):
+            return content
         kind = answer.headers.get("content-type", "application/json")
         return Response(content, answer.status_code, media_type=kind)
 

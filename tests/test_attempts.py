@@ -1,6 +1,5 @@
 """One attempt's border: what is retried, what is lost, and what is recorded of it."""
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,10 @@ from conftest import FINAL, Script
 
 from swegym_tutorial import TrainingConfig
 from swegym_tutorial.attempts import AttemptRunner, Identity, sampling_seed
+from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.events import EventReader, RunFolder, read_episode
 from swegym_tutorial.grading import Grader, Outcome
-from swegym_tutorial.policy import PolicyError, Stopped
+from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.sandbox import SandboxError
 
 
@@ -36,10 +36,10 @@ class Flaky:
 def made(tmp_path, chat, sandboxes, task):
     def make(faults: int, retries: int = 1):
         config = replace(TrainingConfig.laptop(), attempt_retries=retries)
-        folder, stop = RunFolder(tmp_path), threading.Event()
+        folder, halt = RunFolder(tmp_path), Halt()
         folder.open()
         flaky = Flaky(sandboxes, faults)
-        return AttemptRunner(chat, flaky, Grader(flaky, config), folder, config, stop), folder, stop
+        return AttemptRunner(chat, flaky, Grader(flaky, config), folder, config), folder, halt
 
     return make
 
@@ -49,9 +49,9 @@ def identity(task, phase: str = "run-1", attempt: int = 0) -> Identity:
 
 
 def test_a_fault_is_tried_again_and_leaves_no_trace_in_the_reward(made, chat, task):
-    runner, folder, _ = made(faults=1)
-    rollout = runner.rollout(task, Script(chat, FINAL), identity(task))
-    episode = runner.grade(task, rollout, identity(task))
+    runner, folder, halt = made(faults=1)
+    rollout = runner.rollout(task, Script(chat, FINAL), identity(task), halt)
+    episode = runner.grade(task, rollout, identity(task), halt)
     assert episode.verdict.outcome is Outcome.EMPTY_PATCH and episode.reward == 0.0
     events = EventReader(folder.path).read()
     assert [e["reason"] for e in events if e["event"] == "attempt_fault"] == [
@@ -63,8 +63,8 @@ def test_a_fault_is_tried_again_and_leaves_no_trace_in_the_reward(made, chat, ta
 
 def test_case_37_an_attempt_that_faults_took_has_no_reward_and_is_counted(made, chat, task):
     # rllm#710, open-instruct#1887: an infrastructure fault is never a reward of 0.
-    runner, folder, _ = made(faults=5)
-    assert runner.rollout(task, Script(chat, FINAL), identity(task)) is None
+    runner, folder, halt = made(faults=5)
+    assert runner.rollout(task, Script(chat, FINAL), identity(task), halt) is None
     (lost,) = [e for e in EventReader(folder.path).read() if e["event"] == "episode"]
     assert lost["reward"] is None and lost["outcome"] == "infrastructure" and "no room" in lost["reason"]
 
@@ -74,16 +74,16 @@ def test_a_fault_of_the_policy_is_one_too(made, task):
         def sample(self, prompt, max_tokens, seed):
             raise PolicyError("the server does not answer")
 
-    runner, folder, _ = made(faults=0, retries=0)
-    assert runner.rollout(task, Silent(), identity(task)) is None
+    runner, folder, halt = made(faults=0, retries=0)
+    assert runner.rollout(task, Silent(), identity(task), halt) is None
     assert [e for e in EventReader(folder.path).read() if e["event"] == "attempt_fault"]
 
 
 def test_what_fails_while_the_run_stops_is_no_fault(made, chat, task):
-    runner, folder, stop = made(faults=5)
-    stop.set()
+    runner, folder, halt = made(faults=5)
+    halt.set()
     with pytest.raises(Stopped):
-        runner.rollout(task, Script(chat, FINAL), identity(task))
+        runner.rollout(task, Script(chat, FINAL), identity(task), halt)
     assert not [e for e in EventReader(folder.path).read() if e["event"] in ("attempt_fault", "episode")]
 
 

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,10 +16,12 @@ import pytest
 from swegym_tutorial import TrainingConfig, load_tasks
 from swegym_tutorial.attempts import Workers
 from swegym_tutorial.batches import NoLearningSignal, task_at
+from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.grading import Episode, Outcome, Verdict
+from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.job import TrainingJob
-from swegym_tutorial.policy import PolicyError, Stopped
+from swegym_tutorial.policy import Update
 from swegym_tutorial.rollout import Ending, Rollout
 
 
@@ -33,8 +34,9 @@ class Attempts:
         self.rate, self.seconds, self.lost = rate, seconds, lost
         self.samplers: dict[int, set[str]] = {}
         self.lock = threading.Lock()
+        self.paused = False
 
-    def rollout(self, task, sampler, identity, over=None):
+    def rollout(self, task, sampler, identity, halt):
         with self.lock:
             self.samplers.setdefault(identity.group, set()).add(sampler.path)
         time.sleep(self.seconds(task))
@@ -52,7 +54,7 @@ class Attempts:
             0.1,
         )
 
-    def grade(self, task, rollout, identity):
+    def grade(self, task, rollout, identity, halt):
         solved = random.Random(f"{identity.group} {identity.attempt}").random() < self.rate(task)
         return Episode(rollout, Verdict(Outcome.RESOLVED if solved else Outcome.UNRESOLVED, seconds=0.01))
 
@@ -65,48 +67,38 @@ class Client:
         self.batches: list[list[int]] = []  # of each step, the data of its minibatches
         self.loaded: list[str] = []
 
-    def train(self, minibatches, step):
-        self.batches.append([len(data) for data in minibatches])
-        time.sleep(self.seconds)
-        return SimpleNamespace(minibatches=len(self.batches[-1]), metrics={})
-
-    def save(self, name):
-        return f"tinker://m/weights/{name}"
+    def restore(self, checkpoint):
+        self.loaded.append(checkpoint)
 
     def publish(self, name):
-        return f"tinker://m/sampler_weights/{name}"
+        return Update(f"tinker://m/weights/{name}", f"tinker://m/sampler_weights/{name}", 0, {}, 0.0, 0.0)
 
-    def path_of(self, future, what):
-        return future
-
-    def load(self, path):
-        self.loaded.append(path)
+    def update(self, minibatches, step, name):
+        self.batches.append([len(data) for data in minibatches()])
+        time.sleep(self.seconds)
+        return replace(self.publish(name), minibatches=len(self.batches[-1]), train_seconds=self.seconds)
 
 
 class Service:
     """Names policies by their paths; as a reference, says -2 for each token."""
 
-    def sampler(self, path):
+    def sampler(self, path, halt=None):
         return SimpleNamespace(path=path)
 
-    def base_sampler(self):
+    def base_sampler(self, halt=None):
         def logprobs(tokens):
-            future: Future = Future()
-            future.set_result(np.full(tokens.shape, -2.0))
-            return future
+            return SimpleNamespace(result=lambda: np.full(tokens.shape, -2.0))
 
-        return SimpleNamespace(path="base", logprobs=logprobs, reference_of=lambda future: future.result())
+        return SimpleNamespace(path="base", logprobs=logprobs)
 
 
 def job(tmp_path, config, attempts, client=None, *, index=0):
     folder = RunFolder(tmp_path)
     folder.open()
-    stop, paused = threading.Event(), threading.Event()
+    stop = Halt()
     client = client or Client()
-    made = TrainingJob(index, config, load_tasks(), Service(), client, attempts, folder, stop, paused)
-    return SimpleNamespace(
-        job=made, folder=folder, stop=stop, paused=paused, client=client, attempts=attempts
-    )
+    made = TrainingJob(index, config, load_tasks(), Service(), client, attempts, folder, stop)
+    return SimpleNamespace(job=made, folder=folder, stop=stop, client=client, attempts=attempts)
 
 
 def events(setup, *names):
@@ -184,10 +176,9 @@ def test_the_kl_term_asks_the_reference_and_reaches_the_data(tmp_path):
     seen = []
 
     class Listening(Client):
-        def train(self, minibatches, step):
-            batches = list(minibatches)
-            seen.extend(batches)
-            return super().train(batches, step)
+        def update(self, minibatches, step, name):
+            seen.extend(minibatches())
+            return super().update(minibatches, step, name)
 
     setup = job(tmp_path, replace(FAST, steps=1, kl_coef=0.5), Attempts(), Listening())
     setup.job.run("phase", time.time() + SOON)
@@ -233,7 +224,7 @@ def test_case_35_a_group_under_the_floor_is_dropped_and_counted(tmp_path):
 
 def test_an_error_in_a_worker_is_raised_by_the_job(tmp_path):
     class Wrong(Attempts):
-        def grade(self, task, rollout, identity):
+        def grade(self, task, rollout, identity, halt):
             raise KeyError("a fault of ours")
 
     setup = job(tmp_path, FAST, Wrong())
@@ -243,7 +234,7 @@ def test_an_error_in_a_worker_is_raised_by_the_job(tmp_path):
 
 def test_an_error_of_the_trainer_ends_the_workers(tmp_path):
     class Failing(Client):
-        def train(self, minibatches, step):
+        def update(self, minibatches, step, name):
             raise PolicyError("the server is gone")
 
     setup = job(tmp_path, FAST, Attempts(), Failing())
@@ -279,12 +270,12 @@ def test_pausing_starts_no_more_groups(tmp_path):
     thread = threading.Thread(target=until_stopped)
     thread.start()
     time.sleep(0.5)
-    setup.paused.set()
+    setup.attempts.paused = True
     time.sleep(0.7)
     count = len(setup.attempts.samplers)
     time.sleep(0.5)
     assert len(setup.attempts.samplers) == count > 0
-    setup.paused.clear()
+    setup.attempts.paused = False
     time.sleep(0.6)
     assert len(setup.attempts.samplers) > count
     setup.stop.set()
@@ -329,6 +320,7 @@ def test_workers_run_everything_and_end():
     deadline = time.monotonic() + 10
     while len(done) < 50 and time.monotonic() < deadline:
         time.sleep(0.01)
-    workers.close(5)
+    workers.close()
+    assert workers.join(5)
     assert sorted(done) == list(range(50))
     assert not [t for t in threading.enumerate() if t.name.startswith("some-worker")]

@@ -22,10 +22,10 @@ from tinker import types
 
 from swegym_tutorial import TrainingConfig, TrainingRun, load_tasks
 from swegym_tutorial.bundled import POLICY
-from swegym_tutorial.connect import RunError, server_from_environment
-from swegym_tutorial.policy import PolicyClient, PolicyService, Stopped
+from swegym_tutorial.connect import RunError, first_client, server_from_environment
+from swegym_tutorial.halt import Halt, Stopped
+from swegym_tutorial.policy import PolicyClient, PolicyService
 from swegym_tutorial.preflight import PreflightError, check_address, check_training
-from swegym_tutorial.run import first_client
 from swegym_tutorial.sandbox.hosted import HostedBackend
 from swegym_tutorial.server.process import LocalServer
 
@@ -50,7 +50,7 @@ def proxy(server: LocalServer) -> Iterator[Proxy]:
 def check(proxy: Proxy, key: str, config: TrainingConfig = CONFIG) -> None:
     """The whole preflight, as a run does it."""
     check_address(proxy.url, key, config.base_model)
-    with closing(PolicyService(config, proxy.url, key, threading.Event())) as service:
+    with closing(PolicyService(config, (proxy.url, key), Halt())) as service:
         client, chat = first_client(service, config)
         check_training(service, client, config, chat.encode("Hello"), "preflight-test")
 
@@ -189,22 +189,25 @@ def test_a_session_that_never_began_is_closed_without_the_server(proxy: Proxy, s
         going_on.wait(60)
 
     proxy.before["client/config"] = hang
-    stop = threading.Event()
-    service = PolicyService(CONFIG, proxy.url, server.key, stop)
+    stop = Halt()
+    service = PolicyService(CONFIG, (proxy.url, server.key), stop)
     service.close()
     assert not proxy.calls
-    service = PolicyService(CONFIG, proxy.url, server.key, stop)
+    service = PolicyService(CONFIG, (proxy.url, server.key), stop)
     threading.Thread(target=lambda: (asked.wait(60), stop.set()), daemon=True).start()
+    client = service.client(0)
+    session = service.session()
+    service.session = lambda: session  # type: ignore[method-assign]
     with pytest.raises(Stopped):
-        service.create_client(0)
+        client.begin()
     began = time.monotonic()
     service.close()
     assert time.monotonic() - began < 30
     going_on.set()  # the session begins after all, and is ended by the one who waited for it
     deadline = time.monotonic() + 60
-    while service._holder is None and time.monotonic() < deadline:
+    while session._holder is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    task = service._holder._session_heartbeat_task
+    task = session._holder._session_heartbeat_task
     while not task.done() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert task.done()
@@ -236,24 +239,23 @@ def _step(client: PolicyClient, service: PolicyService, tokens: list[int], name:
             "advantages": types.TensorData.from_numpy(np.ones(len(tokens) - 1, np.float32)),
         },
     )
-    client.train([[data]], step=5)
-    sampler = service.sampler(client.path_of(client.publish(name), "publishing"))
-    return sampler.reference_of(sampler.logprobs(array))
+    update = client.update(lambda: [[data]], 5, name)
+    return service.sampler(update.sampler).logprobs(array).result()
 
 
 def test_the_preflight_changes_neither_weights_nor_the_next_gradient(server: LocalServer) -> None:
     after = []
     for checked in (False, True):
-        with closing(PolicyService(CONFIG, server.url, server.key, threading.Event())) as service:
+        with closing(PolicyService(CONFIG, (server.url, server.key), Halt())) as service:
             client, chat = first_client(service, CONFIG)
             tokens = chat.encode("def add(a, b): return a - b")
             if checked:
                 check_training(service, client, CONFIG, chat.encode("Hello"), "preflight")
                 base, fresh = (
-                    s.reference_of(s.logprobs(np.array(tokens)))
+                    s.logprobs(np.array(tokens)).result()
                     for s in (
                         service.base_sampler(),
-                        service.sampler(client.path_of(client.publish("fresh"), "publishing")),
+                        service.sampler(client.publish_once("fresh")),
                     )
                 )
                 np.testing.assert_array_equal(base, fresh)

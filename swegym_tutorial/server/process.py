@@ -17,11 +17,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from .main import SESSION_PATIENCE, check_extras
 
 START_PATIENCE = 180.0  # seconds; importing torch from a cold disk takes a while
-STOP_PATIENCE = 2.0  # seconds after which a server that was told to end is killed
+STOP_PATIENCE = 0.8  # seconds after which a server that was told to end is killed
 
 
 class LocalServer:
@@ -56,17 +57,18 @@ class LocalServer:
     def start(self, stop: threading.Event | None = None) -> bool:
         """Start the child and wait until it answers. Raises RuntimeError with the end of its log where it doesn't.
 
-        Returns True; or False, with the child gone, as soon as `stop` is set while it starts.
+        Returns True; or False, with the child gone, as soon as `stop` is set while it starts. After stop() it can be
+        started again, and has the same address and key: clients find it where it was.
         """
         check_extras()
         self._state_dir.mkdir(parents=True, exist_ok=True)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.key = f"tml-{secrets.token_urlsafe(24)}"
+        self.key = self.key or f"tml-{secrets.token_urlsafe(24)}"
         told = {
             "models": self._models,
             "state_dir": str(self._state_dir),
             "api_key": self.key,
-            "options": self._options,
+            "options": {**self._options, "port": urlsplit(self.url).port or 0},
             "parent": os.getpid(),
         }
         with open(self.log_path, "ab") as log:

@@ -1,0 +1,86 @@
+"""Which tasks a run trains on and is measured on, and which it goes without.
+
+Tasks that are known to be broken or flaky are left out, and those whose image cannot be had: visibly, with the
+reason. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Mapping
+
+from .calls import in_thread
+from .config import TrainingConfig
+from .connect import RunError
+from .events import RunFolder, scan
+from .halt import Halt
+from .sandbox import SandboxBackend
+from .tasks import Task, load_tasks
+from .trust import Trust
+
+IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
+
+
+def held_out_tasks(config: TrainingConfig) -> list[Task]:
+    """Return the held-out tasks that are evaluated, in their order. Raises TaskError where there are none."""
+    tasks = load_tasks(config.tasks, split="held-out")
+    if config.evaluation_tasks is None or config.evaluation_tasks >= len(tasks):
+        return tasks
+    chosen = sorted(random.Random(config.seed).sample(range(len(tasks)), config.evaluation_tasks))
+    return [tasks[n] for n in chosen]
+
+
+class Selection:
+    """The tasks of a run. Each way to leave some out raises RunError where none of a kind is left."""
+
+    def __init__(
+        self, config: TrainingConfig, folder: RunFolder, train: list[Task], held_out: list[Task]
+    ) -> None:
+        self.train, self.held_out = train, held_out
+        self._config, self._folder = config, folder
+
+    def leave_out_invalid(self, trust: Trust) -> None:
+        """Leave out the tasks that are known to be broken or flaky, and tell how many nobody has validated.
+
+        A run that goes on leaves out what it began without: the order of its tasks hangs on their number.
+        """
+        begun = next(scan(self._folder.events, ("tasks_trusted",)), None)
+        not_valid = trust.not_valid if self._config.only_valid else {}
+        if begun is not None:
+            not_valid = begun["not_valid"]
+        else:
+            self._tell_unknown(len(trust.never_validated))
+            self._folder.log("tasks_trusted", not_valid=not_valid, never_validated=len(trust.never_validated))
+        self._leave_out(not_valid, "used")
+
+    def leave_out_missing(self, sandboxes: SandboxBackend, halt: Halt) -> None:
+        """Leave out the tasks that cannot be opened. Raises SandboxError, Stopped."""
+        tasks = [*self.train, *self.held_out]
+        missing = in_thread(
+            lambda: sandboxes.missing(tasks), halt, "looking for the tasks' images", IMAGES_TIMEOUT
+        )
+        self._leave_out(missing, "opened")
+
+    def _tell_unknown(self, count: int) -> None:
+        if count:
+            config, total = self._config, len(self.train) + len(self.held_out)
+            text = (
+                f"{count} of the {total} tasks were never validated, and are used all the same: `swegym-tutorial "
+                f"tasks validate --tasks {shlex.quote(config.tasks)} --sandbox {config.sandbox}` finds "
+                "those that are broken or flaky, and the next run leaves them out"
+            )
+            self._folder.log("note", text=text)
+
+    def _leave_out(self, reasons: Mapping[str, str], verb: str) -> None:
+        here = {task.instance_id for task in (*self.train, *self.held_out)}
+        reasons = {name: why for name, why in reasons.items() if name in here}
+        if not reasons:
+            return
+        self._folder.log("tasks_left_out", tasks=reasons)
+        for kind, tasks in (("", self.train), ("held-out ", self.held_out)):
+            if tasks and all(task.instance_id in reasons for task in tasks):
+                why = reasons[tasks[0].instance_id]
+                raise RunError(f"none of the {len(tasks)} {kind}tasks can be {verb}: {why}")
+        self.train = [task for task in self.train if task.instance_id not in reasons]
+        self.held_out = [task for task in self.held_out if task.instance_id not in reasons]
