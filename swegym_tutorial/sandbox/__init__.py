@@ -16,6 +16,7 @@ from ..config import TrainingConfig
 from ..tasks import Task
 
 REPOSITORY = "/testbed"
+CLOSING = 25.0  # seconds after which a backend's close() returns, whatever hangs
 KINDS = ("auto", "local", "docker", "modal", "subprocess")
 
 
@@ -93,7 +94,12 @@ class SandboxBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Close every sandbox still open and delete what the backend keeps. Safe to call twice."""
+        """Close every sandbox still open and delete what the backend keeps. Safe to call twice.
+
+        Calls in other threads, to the backend and to its sandboxes, raise SandboxError within a second or two.
+        Returns within CLOSING seconds or so; what is not gone by then is ended in the background, by a process of
+        its own or by its lifetime, and SandboxError says so.
+        """
         ...
 
 
@@ -128,11 +134,13 @@ def backend(
     if name == "local":
         from .local import LocalBackend
 
-        return LocalBackend(memory_mb=config.sandbox_memory_mb, processes=config.sandbox_processes)
+        return LocalBackend(memory_mb=config.sandbox_memory_mb, processes=config.sandbox_processes, run=run)
     if name == "subprocess":
         from .subprocess import SubprocessBackend
 
-        return SubprocessBackend(memory_mb=config.sandbox_memory_mb, processes=config.sandbox_processes)
+        return SubprocessBackend(
+            memory_mb=config.sandbox_memory_mb, processes=config.sandbox_processes, run=run
+        )
     if name == "docker":
         from .docker import DockerBackend
 

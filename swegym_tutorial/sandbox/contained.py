@@ -12,11 +12,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from . import CommandResult, SandboxError, supervisor
 from .container import Call, Container
 from .process import Output
 from .supervisor import Told, told
+from .threads import Pending
 
 OUTPUT_LIMIT = 256 << 20  # bytes: unlike on this machine, all of it travels
 ARGUMENT_LIMIT = 40_000  # bytes of a command or a file that travel in the call itself: services refuse 64 KiB
@@ -28,6 +30,8 @@ FILE_PATIENCE = 300.0  # seconds for moving one file
 START_PAUSES = (0.3, 1.0, 3.0)  # seconds before a program that the engine did not start is tried again
 LIFETIME_SLACK = 2.0  # seconds: the container's clock counts whole ones, and started before ours
 TIMEOUT_CODE, KILLED_CODE, NO_SHELL_CODE = 124, 137, 127
+
+Result = TypeVar("Result")
 
 
 class RemoteSandbox:
@@ -46,8 +50,8 @@ class RemoteSandbox:
         self._lifetime, self._forget = lifetime, forget
         self._born = time.monotonic()
         self._busy = threading.Lock()  # held while a command runs or a file is moved
-        self._state = threading.Lock()
-        self._call: Call | None = None
+        self._state = threading.Condition()  # guards what follows, and wakes who waits for the engine
+        self._calls: set[Call] = set()
         self._broken = ""
         self._closed = self._removed = False
 
@@ -117,7 +121,7 @@ class RemoteSandbox:
                 raise SandboxError(
                     f"the command was not started: {said_instead or 'the engine says nothing'}"
                 )
-            time.sleep(pause)
+            self._pause(pause)
         raise AssertionError("the loop returns or raises")
 
     def write_file(self, path: str, data: bytes) -> None:
@@ -130,7 +134,7 @@ class RemoteSandbox:
         with self._busy:
             file = self._stage(data) if len(data) > ARGUMENT_LIMIT else ""
             encoded = "" if file else base64.b64encode(data).decode()
-            words = self._move(supervisor.write(path, encoded, file), lambda data: None)
+            words, _ = self._move(supervisor.write(path, encoded, file), lambda data: None)
         if not words.endswith(b"written\n"):
             said = words.decode("utf-8", "replace").strip().removeprefix("no ")
             raise SandboxError(f"{path} could not be written: {said or 'the sandbox does not say why'}")
@@ -140,49 +144,56 @@ class RemoteSandbox:
         _check_path(path)
         data = bytearray()
         with self._busy:
-            words = self._move(supervisor.read(path, limit + 1), data.extend)
+            words, code = self._move(supervisor.read(path, limit + 1), data.extend)
         if not words.endswith(b"read\n"):
+            if code in (-1, 0):  # where there is no file, it ends with another code
+                raise SandboxError(f"{path} could not be read: the engine hung up")
             raise FileNotFoundError(f"no regular file at {path} in the sandbox")
         return bytes(data)
 
     def unpack(self, archive: bytes) -> None:
         """Unpack a tar archive at the root. Raises SandboxError."""
-        self._check_open()
-        try:
-            self.container.unpack(archive)
-        except SandboxError as error:
-            raise self._failed(error) from error
+        self._put(lambda: self.container.unpack(archive))
 
     def close(self) -> None:
         """End all in it and delete it; a command that runs in another thread raises SandboxError there."""
-        with self._state:
-            self._closed = True
-            if self._call is not None:
-                self._call.abandon()
-            if self._removed:
-                return
+        self.end()
+        if self._removed:
+            return
         self.container.remove()  # where that fails it is not forgotten, and a later call tries again
         self._removed = True
         self._forget(self)
 
+    def end(self) -> None:
+        """Let who uses it in another thread hear at once that it is closed, and nobody use it any more."""
+        with self._state:
+            self._closed = True
+            for call in self._calls:
+                call.abandon()
+            self._state.notify_all()
+
     def _stage(self, data: bytes) -> str:
         """Put data that is too large for an argument into a file of the sandbox, and return its path."""
         path = f"/.swegym-{secrets.token_hex(8)}"  # the one folder that no command can remove or replace
-        self._check_open()
-        try:
-            self.container.put(path, data)
-        except SandboxError as error:
-            raise self._failed(error) from error
+        self._put(lambda: self.container.put(path, data))
         return path
 
-    def _move(self, program: Sequence[str], out: Callable[[bytes], object]) -> bytes:
-        """Run one of supervisor.py's programs that move a file, and return what it said."""
+    def _put(self, work: Callable[[], None]) -> None:
+        """Have the engine put files into the container."""
+        self._check_open()
+        try:
+            self._apart(work)
+        except SandboxError as error:
+            raise self._failed(error) from error
+
+    def _move(self, program: Sequence[str], out: Callable[[bytes], object]) -> tuple[bytes, int | None]:
+        """Run one of supervisor.py's programs that move a file; return what it said, and its exit code."""
         with self._calling(program, self.environment, out) as call:
             if not call.wait(FILE_PATIENCE):
                 raise self._give_up(f"a file was not moved within {FILE_PATIENCE:.0f} s")
         if call.error is not None:
             raise self._failed(call.error) from call.error
-        return call.words
+        return call.words, call.code
 
     @contextlib.contextmanager
     def _calling(
@@ -194,11 +205,8 @@ class RemoteSandbox:
     ) -> Iterator[Call]:
         """Start a program; however the block is left, nothing of it runs afterwards."""
         call = Call(self.container, program, env, out, limit)
-        with self._state:
-            self._refuse()
-            self._call = call
         try:
-            call.start()
+            self._begin(call)
             yield call
         except BaseException:  # an interrupt may come at any point
             with contextlib.suppress(SandboxError):
@@ -206,19 +214,43 @@ class RemoteSandbox:
                     self._clear()
             raise
         finally:
-            call.abandon()
-            with self._state:
-                self._call = None
+            self._done_with(call)
         self._check_open()
+
+    def _begin(self, call: Call) -> None:
+        with self._state:
+            self._refuse()
+            self._calls.add(call)
+        call.start()
+
+    def _done_with(self, call: Call) -> None:
+        call.abandon()
+        with self._state:
+            self._calls.discard(call)
+
+    def _apart(self, work: Callable[[], Result]) -> Result:
+        """Return what the work returns, which a thread of its own does: end() lets nobody wait for the engine."""
+        pending = Pending(work, self._state)
+        with self._state:
+            if not self._state.wait_for(lambda: pending.done or self._closed, FILE_PATIENCE):
+                raise SandboxError(f"the engine did not answer within {FILE_PATIENCE:.0f} s")
+            self._refuse()
+        return pending.take()
+
+    def _pause(self, seconds: float) -> None:
+        with self._state:
+            self._state.wait_for(lambda: self._closed, seconds)
+            self._refuse()
 
     def _clear(self) -> None:
         """End every process of a command by a call of its own. Where that fails the container is given up."""
-        self._check_open()
         for _ in range(CLEAR_TRIES):
             call = Call(self.container, supervisor.clear(self.container.keep), {}, lambda data: None)
-            call.start()
-            call.wait(CLEAR_PATIENCE)
-            call.abandon()
+            self._begin(call)
+            try:
+                call.wait(CLEAR_PATIENCE)
+            finally:
+                self._done_with(call)
             if call.words.endswith(b"swept\n"):
                 return
             if not call.ended or call.error is not None:
@@ -232,7 +264,7 @@ class RemoteSandbox:
         return self._give_up(fault) if fault else SandboxError(str(error))
 
     def _fault(self) -> str | None:
-        fault = self.container.fault()
+        fault = self._apart(self.container.fault)
         if fault and time.monotonic() - self._born >= self._lifetime - LIFETIME_SLACK:
             return f"its lifetime of {self._lifetime:.0f} s is over ({fault})"
         return fault

@@ -1,7 +1,6 @@
 """Sandboxes in containers of Docker, or of podman, which speaks the same API; through the `docker` SDK.
 
-The engine is the one that DOCKER_HOST names, else that of Docker's current context or the usual socket. podman
-keeps two small helper processes for five minutes after each command, unless its containers.conf sets
+podman keeps two small helper processes for five minutes after each command, unless its containers.conf sets
 exit_command_delay = 1 under [engine]. Knows the engine's API; nothing of commands or tasks.
 """
 
@@ -15,21 +14,19 @@ import struct
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..config import TrainingConfig
 from ..tasks import Task
-from . import Leftover, SandboxError, SandboxUnavailable, supervisor
+from . import Leftover, SandboxError, supervisor
 from .container import Container, Throttled
+from .engine import connect
 from .images import Images, laptop_image, talking
 from .reaper import Reaper, driver_id, is_gone
 from .remote import RemoteBackend
 
 IMAGE_VARIABLE = "SWEGYM_TUTORIAL_IMAGE"  # names another image for tasks that bring files
-CONNECT_TIMEOUT = 15  # seconds: podman on a machine with ten times its load was seen to take more than 5
-API_TIMEOUT = 120  # seconds for one answer of the engine
-CLOSING_TIMEOUT = 30  # the same, once the backend is closed
+CLOSING_TIMEOUT = 30  # seconds for one answer of the engine, once the backend is closed
 RUN, DRIVER, BACKEND, INSTANCE = "swegym.run", "swegym.driver", "swegym.backend", "swegym.instance"
 # What root needs to be root among the image's files, some of which other users own. No capability reaches
 # beyond the container's own files: not SETUID, KILL, NET_RAW, MKNOD, SYS_CHROOT and the engine's other defaults.
@@ -49,6 +46,7 @@ class DockerBackend(RemoteBackend):
     """
 
     name = "docker"
+    left_over = "a process of its own goes on trying for a minute"
 
     def __init__(
         self,
@@ -129,17 +127,18 @@ class DockerBackend(RemoteBackend):
         return limits
 
     def close(self) -> None:
-        """Close all; see the protocol. An engine that answers nothing is not waited for as long as otherwise."""
+        """Close all; see the protocol."""
         self._api.timeout = CLOSING_TIMEOUT
+        self._engine.close()
         super().close()
 
-    def _shutdown(self) -> None:
-        done = False
-        with contextlib.suppress(SandboxError):  # whose removal failed before, as the engine was away
-            for each in _containers(self._api, f"{BACKEND}={self._id}"):
-                DockerContainer(self._api, each["Id"]).remove()
-            done = True
-        self._reaper.close(done)
+    def _sweep(self) -> bool:
+        for each in _containers(self._api, f"{BACKEND}={self._id}"):  # whose removal failed before
+            DockerContainer(self._api, each["Id"]).remove()
+        return True
+
+    def _let_go(self, gone: bool) -> None:
+        self._reaper.close(gone)
         self._api.close()
 
 
@@ -269,64 +268,23 @@ def _busy_told(what: str) -> Iterator[None]:
         raise Throttled(str(error)) from error.__cause__
 
 
-def connect() -> Any:
-    """Return a docker.APIClient of the engine. Raises SandboxUnavailable where none answers, within seconds."""
-    try:
-        import docker
-        import docker.utils
-    except ImportError as error:
-        raise SandboxUnavailable(
-            f'the docker sandbox needs the docker package ({error}): pip install "swegym_tutorial[docker]"'
-        ) from error
-    failures = []
-    for settings in _engines():
-        try:
-            api = docker.APIClient(version="auto", timeout=CONNECT_TIMEOUT, max_pool_size=256, **settings)
-        except (docker.errors.DockerException, OSError, ValueError) as error:
-            failures.append(f"{settings.get('base_url', 'the usual socket')}: {error}")
-        else:
-            api.timeout = API_TIMEOUT
-            return api
-    raise SandboxUnavailable(
-        f"no container engine answers ({'; '.join(failures)}): start Docker Desktop or `systemctl start docker`, or "
-        "for podman `systemctl --user start podman.socket` and "
-        "`export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock`; or use --sandbox local or modal"
-    )
-
-
-def _engines() -> list[dict[str, Any]]:
-    """Ways to an engine, the best first."""
-    import docker.utils
-    from docker.context import ContextAPI
-
-    if os.environ.get("DOCKER_HOST"):
-        return [docker.utils.kwargs_from_env()]
-    urls: list[str] = []
-    with contextlib.suppress(Exception):  # a broken configuration of Docker's command line
-        urls.append(ContextAPI.get_current_context().Host)
-    places = [
-        Path("/var/run/docker.sock"),
-        Path.home() / ".docker/run/docker.sock",
-        Path("/run/podman/podman.sock"),
-    ]
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        places.insert(2, Path(runtime, "podman/podman.sock"))
-    urls += [f"unix://{place}" for place in places if place.exists()]
-    return [{"base_url": url} for url in dict.fromkeys(filter(None, urls))] or [{}]
-
-
 def leftovers(run: str | None = None) -> list[Leftover]:
     """Return the containers of this kind that are there now; run: of that run alone.
 
     Raises SandboxUnavailable where no engine answers.
     """
     found = []
-    for each in _containers(connect(), f"{RUN}={run}" if run is not None else DRIVER):
+    for each in _containers(connect(), DRIVER if run is None else f"{RUN}={run}"):
         labels = each.get("Labels") or {}
         gone = is_gone(labels.get(DRIVER, ""))
         age = max(0.0, time.time() - each["Created"])
         found.append(Leftover("docker", each["Names"][0].lstrip("/"), labels.get(RUN, ""), age, gone))
     return found
+
+
+def left_by(runs: Sequence[str]) -> list[Leftover]:
+    """Return the containers of these runs, and those of which the driver was on this machine and is gone."""
+    return [each for each in leftovers() if each.orphan or (each.run and each.run in runs)]
 
 
 def reap(leftover: Leftover) -> None:

@@ -9,13 +9,14 @@ import contextlib
 import itertools
 import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from ..tasks import Task, TaskError, materialise
-from . import CommandResult, SandboxError
+from . import CLOSING, CommandResult, SandboxError
 from .files import Snapshot, State, remove_tree
 from .limits import Limits, Meter
 from .process import Command, Ended
@@ -133,13 +134,22 @@ class HostedSandbox(ABC):
 
     def close(self) -> None:
         """End all in it and delete it; a command that runs in another thread raises SandboxError there."""
+        self.end()
+        with self._busy:
+            remove_tree(self.state.path)
+        self._backend.forget(self)
+
+    def end(self) -> None:
+        """End the command that runs in it, and let none start any more."""
         with self._starting:
             self._closed = True
             if self._running is not None:
                 self._running.kill()
-        with self._busy:
-            remove_tree(self.state.path)
-        self._backend.forget(self)
+
+    def wait_idle(self, seconds: float) -> None:
+        """Wait until no command runs and no file is moved in it, or for so many seconds."""
+        if self._busy.acquire(timeout=max(0.0, seconds)):
+            self._busy.release()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -158,9 +168,9 @@ class HostedBackend(ABC):
 
     name: str
 
-    def __init__(self, root: Path | None, limits: Limits) -> None:
+    def __init__(self, root: Path | None, limits: Limits, run: str) -> None:
         self.limits = limits
-        self._root = RootFolder(root)
+        self._root = RootFolder(root, run)
         self._numbers = itertools.count()
         self._lock = threading.Condition()
         self._opening = 0
@@ -240,21 +250,30 @@ class HostedBackend(ABC):
             self._sandboxes.discard(sandbox)
 
     def close(self) -> None:
-        """Close every sandbox, wait for those being opened, and delete the folder. Safe to call twice."""
+        """Close every sandbox, wait for those being opened, and delete the folder; see the protocol.
+
+        All commands are ended before any folder is deleted, so that who waits for one hears of it at once. What
+        is not deleted in time is left to the watchdog.
+        """
+        end = time.monotonic() + CLOSING
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             sandboxes = list(self._sandboxes)
-        with contextlib.ExitStack() as closing:  # one that fails to close stops no other
-            closing.callback(self._root.close)
-            closing.callback(self._wait_for_openings)
-            for sandbox in sandboxes:
-                closing.callback(sandbox.close)
-
-    def _wait_for_openings(self) -> None:
+        for sandbox in sandboxes:
+            sandbox.end()
         with self._lock:
-            self._lock.wait_for(lambda: self._opening == 0)
+            self._lock.wait_for(lambda: self._opening == 0, end - time.monotonic())
+        for sandbox in sandboxes:
+            sandbox.wait_idle(end - time.monotonic())
+        try:
+            self._root.close(end - time.monotonic())
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:  # noqa: B027 (a kind may keep nothing)
+        """Give back what the kind itself keeps. Called once, last of all."""
 
 
 class _Source:

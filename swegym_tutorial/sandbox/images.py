@@ -55,8 +55,13 @@ class Images:
         """api: a docker.APIClient. say: told about pulls and builds, every few seconds at most."""
         self._api, self._say = api, say
         self._pulls = threading.Semaphore(PULLS_AT_ONCE)
+        self._closed = threading.Event()
         components = api.version().get("Components") or ()
         self._podman = any(part.get("Name") == "Podman Engine" for part in components)
+
+    def close(self) -> None:
+        """End the pulls and builds: each at the engine's next word about it."""
+        self._closed.set()
 
     def find(self, name: str) -> str | None:
         """Return the id of an image that is there; None where it is not."""
@@ -77,10 +82,10 @@ class Images:
                 failure = self._pull(name)
             if failure is None:
                 break
-            if number == PULLS - 1 or is_final(failure):
+            if number == PULLS - 1 or is_final(failure) or self._closed.is_set():
                 raise SandboxError(f"the image {name} could not be pulled: {failure}")
             self._say(f"pulling {name} failed ({failure}); trying again")
-            time.sleep(FIRST_PAUSE * 2**number * random.uniform(0.5, 1.5))
+            self._closed.wait(FIRST_PAUSE * 2**number * random.uniform(0.5, 1.5))
         if found := self.find(name):
             return found
         raise SandboxError(f"the image {name} was pulled and is not there: is the disk full?")
@@ -158,6 +163,9 @@ class Images:
         """Yield (False, what to say) every few seconds, and (True, the failure) where the engine tells one."""
         due = time.monotonic() + SAY_EVERY
         for event in events:
+            if self._closed.is_set():
+                yield True, "it was closed meanwhile"
+                return
             if failure := event.get("error") or (event.get("errorDetail") or {}).get("message"):
                 yield True, str(failure).strip()
                 return

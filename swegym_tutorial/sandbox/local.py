@@ -46,12 +46,13 @@ class LocalBackend(HostedBackend):
         processes: int = 256,
         cpu_seconds: int = 3600,
         bwrap: str | None = None,
+        run: str = "",
     ) -> None:
         """Make the backend's folder in `root` (default: in memory where there is room, see root.places) and try a sandbox out.
 
-        bwrap: the program to use, instead of those found. Raises SandboxUnavailable where none works here.
+        bwrap: the program to use, instead of those found. run: the id of the run that it is for. Raises SandboxUnavailable where none works here.
         """
-        super().__init__(root, Limits(memory_mb, disk_mb, processes, cpu_seconds))
+        super().__init__(root, Limits(memory_mb, disk_mb, processes, cpu_seconds), run)
         self._namespace = None
         try:
             self._namespace = make_user_namespace()
@@ -69,12 +70,9 @@ class LocalBackend(HostedBackend):
         repository.write(path / FOLDERS["/testbed"], state.owner)
         return LocalSandbox(self, state, self._bubblewrap, agent)
 
-    def close(self) -> None:
-        """Close every sandbox still open and delete the backend's folder. Safe to call twice."""
-        super().close()
+    def _let_go(self) -> None:
         if self._namespace is not None:
             self._namespace.close()
-            self._namespace = None
 
 
 class LocalSandbox(HostedSandbox):

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import logging
 import math
 import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -29,8 +29,10 @@ from ..config import TrainingConfig
 from ..tasks import Task
 from . import Leftover, SandboxError, supervisor
 from .container import Container
-from .modal_client import Late, Pending, check, client, failures, within, words
+from .modal_client import check, client, failures, within, words
+from .reaper import machine
 from .remote import RemoteBackend
+from .threads import in_threads
 
 APP = os.environ.get("SWEGYM_TUTORIAL_MODAL_APP", "swegym-tutorial")
 OWN_IMAGE = "python:3.11-slim"  # for tasks that bring files: with git and pytest added
@@ -40,11 +42,9 @@ FILE_PATIENCE = 300.0  # seconds for moving a file
 OPENING_PATIENCE = (
     600.0  # seconds for making a sandbox, and for its first answer: a worker may load gigabytes
 )
-CLOSING_PATIENCE = 10.0  # seconds for which close() waits for a sandbox that is just being made
+ASKED_AT_ONCE = 16  # sandboxes that are asked for their tags at the same time
 TAG_SIZE = 50
 _PROJECT = "swegym-tutorial"
-
-Result = TypeVar("Result")
 
 
 class ModalContainer(Container):
@@ -165,6 +165,7 @@ class ModalBackend(RemoteBackend):
     """Opens sandboxes in Modal for one run."""
 
     name = "modal"
+    start_patience = 2 * OPENING_PATIENCE
 
     def __init__(
         self, config: TrainingConfig, run: str = "", say: Callable[[str], None] = lambda text: None
@@ -234,31 +235,6 @@ class ModalBackend(RemoteBackend):
             return self._app
 
     def _start(self, image: Any, task: Task) -> Container:
-        """Create a sandbox; see RemoteBackend. One that is made after nobody waits any more is terminated."""
-        limit, unwanted = 2 * OPENING_PATIENCE, ModalContainer.remove
-        return self._while_open(lambda: self._create(image, task), CLOSING_PATIENCE, limit, unwanted)
-
-    def _while_open(
-        self,
-        call: Callable[[], Result],
-        patience: float = 0.0,
-        limit: float | None = None,
-        unwanted: Callable[[Result], object] = lambda result: None,
-    ) -> Result:
-        """Return what the call returns; once the backend is closed, wait `patience` seconds, and never past `limit`."""
-        pending = Pending(call, self._lock, unwanted)
-        try:
-            with self._lock:
-                if not self._lock.wait_for(lambda: pending.done or self._closed, limit):
-                    raise Late(f"Modal made no sandbox within {limit:.0f} s")
-                if not self._lock.wait_for(lambda: pending.done, patience):
-                    raise SandboxError("the backend is closed")
-            return pending.take()
-        except BaseException:
-            pending.give_up()
-            raise
-
-    def _create(self, image: Any, task: Task) -> ModalContainer:
         lifetime = math.ceil(self.config.sandbox_lifetime)
         with failures(self._modal, f"a sandbox for {task.instance_id}"):
             sandbox = self._modal.Sandbox.create(
@@ -294,12 +270,12 @@ def _tags(run: str, instance_id: str) -> dict[str, str]:
 def _driver() -> dict[str, str]:
     """The tags that tell this process from every other one."""
     process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": f"{process.pid}.{int(process.create_time())}"}
+    return {"host": machine(), "pid": f"{process.pid}.{int(process.create_time())}"}
 
 
 def _is_orphan(tags: Mapping[str, str]) -> bool | None:
     """Whether the process that opened a sandbox is gone; None where it ran on another machine."""
-    if tags.get("host") != _tag(socket.gethostname()) or not re.fullmatch(r"\d+\.\d+", tags.get("pid", "")):
+    if tags.get("host") != _tag(machine()) or not re.fullmatch(r"\d+\.\d+", tags.get("pid", "")):
         return None
     pid, started = map(int, tags["pid"].split("."))
     try:
@@ -317,14 +293,28 @@ def leftovers(run: str | None = None) -> list[Leftover]:
     """
     modal = client()
     check(modal)
-    wanted = {"project": _PROJECT, **({"run": _tag(run)} if run else {})}
+    return _listed(modal, {"run": _tag(run)} if run else {})
+
+
+def left_by(runs: Sequence[str]) -> list[Leftover]:
+    """Return the sandboxes of these runs, and those of which the driver was on this machine and is gone."""
+    modal = client()
+    check(modal)
+    here = [each for each in _listed(modal, {"host": _tag(machine())}) if each.orphan]
+    found = [*here, *(each for run in runs if run for each in _listed(modal, {"run": _tag(run)}))]
+    return list({each.name: each for each in found}.values())
+
+
+def _listed(modal: Any, tags: Mapping[str, str]) -> list[Leftover]:
+    """Return the sandboxes of this project that have these tags."""
     with failures(modal, "listing sandboxes"):
         try:
             app = modal.App.lookup(APP)
         except modal.exception.NotFoundError:  # no sandbox was ever opened
             return []
-        found = list(modal.Sandbox.list(app_id=app.app_id, tags=wanted))
-        return [left for sandbox in found if (left := _leftover(modal, sandbox)) is not None]
+        found = list(modal.Sandbox.list(app_id=app.app_id, tags={"project": _PROJECT, **tags}))
+        asked = in_threads(functools.partial(_leftover, modal), found, ASKED_AT_ONCE)
+        return [left for each in asked if (left := each.result()) is not None]
 
 
 def _leftover(modal: Any, sandbox: Any) -> Leftover | None:

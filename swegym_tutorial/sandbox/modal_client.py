@@ -16,10 +16,11 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from . import SandboxError, SandboxUnavailable
 from .container import Throttled
+from .threads import Pending
 
 REACH = 8.0  # seconds in which the server's name must be found and its port answer
 HELLO = 30.0  # seconds in which it must accept the token
@@ -30,58 +31,6 @@ Result = TypeVar("Result")
 
 class Late(SandboxError):
     """Modal did not answer in time."""
-
-
-class Pending(Generic[Result]):
-    """A call in a thread of its own, so that nobody has to wait for its end.
-
-    changed: notified at its end; it is held neither during the call nor during `unwanted`, which is given what
-    the call returned where nobody took it: what was made by then is not lost.
-    """
-
-    def __init__(
-        self,
-        call: Callable[[], Result],
-        changed: threading.Condition,
-        unwanted: Callable[[Result], object] = lambda result: None,
-    ) -> None:
-        self._call, self._changed, self._unwanted = call, changed, unwanted
-        self._result: list[Result] = []
-        self._error: BaseException | None = None
-        self._given_up = False
-        self.done = False
-        threading.Thread(target=self._main, name="a call of Modal", daemon=True).start()
-
-    def _main(self) -> None:
-        try:
-            self._result.append(self._call())
-        except BaseException as error:
-            self._error = error
-        with self._changed:
-            self.done = True
-            self._changed.notify_all()
-            given_up = self._given_up
-        if given_up:
-            self._discard()
-
-    def take(self) -> Result:
-        """Return what the call returned, or raise what it raised; once it is done."""
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
-
-    def give_up(self) -> None:
-        """Nobody waits any more."""
-        with self._changed:
-            self._given_up = True
-            done = self.done
-        if done:
-            self._discard()
-
-    def _discard(self) -> None:
-        for result in self._result:
-            with contextlib.suppress(Exception):
-                self._unwanted(result)
 
 
 def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:

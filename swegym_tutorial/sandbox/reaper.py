@@ -8,6 +8,8 @@ stdin, a pipe that only the driver holds, and then asks the kind's module to rea
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import os
 import select
@@ -16,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -25,15 +28,30 @@ QUIET = 15.0  # seconds without a find, after which nothing is thought to be on 
 _DONE = b"done\n"
 
 
+@functools.cache
+def machine() -> str:
+    """Where process ids mean what they mean here: the host's name, and a digest that containers and reboots change.
+
+    Names alone are no identity: many containers and laptops have the same.
+    """
+    parts = [str(uuid.getnode())]
+    with contextlib.suppress(OSError):
+        parts = [
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            os.readlink("/proc/self/ns/pid"),
+        ]
+    return f"{socket.gethostname()[:40]}.{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:8]}"
+
+
 def driver_id() -> str:
-    """Who this process is, on any machine and for all time: host:pid:start."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"
+    """Who this process is, on any machine and for all time: machine:pid:start."""
+    return f"{machine()}:{os.getpid()}:{_start_of(os.getpid())}"
 
 
 def is_gone(driver: str) -> bool | None:
     """Whether the process of that driver_id() has ended; None where that cannot be told from here."""
-    host, _, number = driver.rpartition(":")[0].rpartition(":")
-    if host != socket.gethostname() or not number.isdigit():
+    place, _, number = driver.rpartition(":")[0].rpartition(":")
+    if place != machine() or not number.isdigit():
         return None
     return _start_of(int(number)) != driver.rpartition(":")[2]
 

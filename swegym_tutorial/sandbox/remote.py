@@ -3,57 +3,37 @@
 A kind (docker.py, modal.py) provides:
 - a `Container` (container.py): one running container, in which root has /bin/bash, git, coreutils and /proc;
 - a subclass of `RemoteBackend` with `_fetch` (make an image ready), `_start` (start a container of it with
-  supervisor.keeper(lifetime) as its program), `_why_missing` (ask for an image), and `_shutdown` where the kind
-  keeps anything itself. `_start` raises Throttled where the engine is busy and a later try may work.
+  supervisor.keeper(lifetime) as its program), `_why_missing` (ask for an image), and, where the kind can or must,
+  `_sweep` and `_let_go`. `_start` raises Throttled where the engine is busy and a later try may work.
 The commands are contained.py's. Knows tasks, threads and patience; nothing of any engine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import random
-import secrets
-import shlex
-import tarfile
-import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..config import TrainingConfig
-from ..tasks import Task, TaskError, materialise
-from . import REPOSITORY, SandboxError
-from .bubblewrap import ENVIRONMENT
+from ..tasks import Task
+from . import CLOSING, SandboxError
 from .contained import RemoteSandbox
 from .container import Container, Throttled
 from .files import HOME
-from .threads import Once, fill, in_threads
+from .prepared import BASE, environment_after, repository_archive, reset
+from .threads import Once, Pending, fill, in_threads
 
 STARTS = 6  # tries to start a container where the engine is busy
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before the second try, doubled each time; give or take half
-SETUP_TIMEOUT = 300.0  # seconds for a task's set-up, and for git to put its repository in order
 ASKED_AT_ONCE = 8  # images that are asked for at the same time
 CLOSED_AT_ONCE = 64
 
-# The local sandbox's, but the user is the image's root. LC_ALL is cleared, so that LANG counts as it does there;
-# set to C.UTF-8, bash would complain in every output of an image that lacks this locale.
-BASE: Mapping[str, str] = {
-    **{name: value for name, value in ENVIRONMENT.items() if name not in ("HOME", "USER", "LOGNAME")},
-    "LC_ALL": "",
-}
-_OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL", "_")
-
-# Without -x: ignored files may be extensions that were built in place for the image's environment.
-_RESET = """
-[[ -e .git ]] || { echo "there is no git repository at $PWD in the image"; exit 1; }
-[[ -O . && -O .git ]] || chown "$(id -u)" . .git  # or git refuses another user's repository
-git cat-file -e "$base^{commit}" 2> /dev/null || { echo "base_commit $base is not in the image's repository"; exit 1; }
-git checkout -q -f --detach "$base" && git reset -q --hard "$base" && git clean -q -f -d
-"""
+Result = TypeVar("Result")
 
 
 class RemoteBackend(ABC):
@@ -66,6 +46,8 @@ class RemoteBackend(ABC):
     """
 
     name: str
+    start_patience: float | None = None  # seconds for a start, where the kind has no limit of its own
+    left_over = "what is left ends with its lifetime"  # what becomes of that which close() could not end
 
     def __init__(self, config: TrainingConfig, run: str, say: Callable[[str], None]) -> None:
         self.config, self.run, self.say = config, run, say
@@ -89,7 +71,7 @@ class RemoteBackend(ABC):
     def _start(self, image: Any, task: Task) -> Container:
         """Start a container with the limits in the settings. Raises SandboxError, Throttled where it is busy.
 
-        Whatever it raises, an interrupt too, it leaves no container behind.
+        Called in a thread of its own, that nobody may wait for. Whatever it raises, it leaves no container behind.
         """
 
     @abstractmethod
@@ -99,8 +81,15 @@ class RemoteBackend(ABC):
         Raises SandboxError where whoever has the images does not answer.
         """
 
-    def _shutdown(self) -> None:  # noqa: B027 (a kind may keep nothing)
-        """Delete what the kind itself keeps. Called once, after the last sandbox is closed."""
+    def _sweep(self) -> bool:
+        """End what is left of this backend, and return True; False where the kind cannot find it.
+
+        Called once, after the sandboxes. Raises SandboxError.
+        """
+        return False
+
+    def _let_go(self, gone: bool) -> None:  # noqa: B027 (a kind may keep nothing)
+        """Give back what the kind itself keeps. Called once, last of all; gone: nothing is left running."""
 
     def open(self, task: Task) -> RemoteSandbox:
         """Return a fresh sandbox with the task's repository at base_commit; see the protocol."""
@@ -110,14 +99,14 @@ class RemoteBackend(ABC):
             image = self._image_of(task)
             archive = b"" if task.image else self._archive(task)
             with self._slot():
-                sandbox = self._started(image, task)
+                sandbox = self._start_patiently(image, task)
                 try:
                     self._prepare(sandbox, task, archive)
                 except BaseException as error:
+                    if isinstance(error, SandboxError):
+                        self._check_open()  # closed: close() ends it
                     with contextlib.suppress(SandboxError):
                         sandbox.close()
-                    if isinstance(error, SandboxError):
-                        self._check_open()
                     raise
                 return sandbox
 
@@ -151,18 +140,31 @@ class RemoteBackend(ABC):
         return {name: reason for name, reason in found.items() if reason}
 
     def close(self) -> None:
-        """Close every sandbox, wait for those being opened, and delete the rest. Safe to call twice."""
+        """Close every sandbox, wait for those being started, and end the rest; see the protocol."""
+        end = time.monotonic() + CLOSING
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._lock.notify_all()
             sandboxes = list(self._sandboxes)
-        with contextlib.ExitStack() as closing:  # one that fails to close stops no other
-            closing.callback(self._shutdown)
-            closing.callback(self._wait_for_openings)
-            for future in in_threads(RemoteSandbox.close, sandboxes, CLOSED_AT_ONCE):
-                closing.callback(future.result)
+        for sandbox in sandboxes:
+            sandbox.end()
+        closed = in_threads(RemoteSandbox.close, sandboxes, CLOSED_AT_ONCE)
+        wait(closed, max(0.0, end - time.monotonic()))
+        with self._lock:
+            started = self._lock.wait_for(lambda: self._opening == 0, max(0.0, end - time.monotonic()))
+        (swept,) = in_threads(lambda sweep: sweep(), [self._sweep], 1)
+        wait([swept], max(1.0, end - time.monotonic()))
+        failures = [why for each in closed if (why := _failure(each))]
+        nothing_left = _failure(swept) is None and swept.result()
+        gone = started and (nothing_left or not failures)
+        self._let_go(gone)
+        if not gone:
+            why = failures[0] if failures else "some are still being started"
+            raise SandboxError(
+                f"{len(failures)} of {len(sandboxes)} sandboxes were not ended within {CLOSING:.0f} s ({why}); {self.left_over}"
+            )
 
     def _image_of(self, task: Task) -> Any:
         """Fetch an image, or wait for who fetches it already; close() ends the waiting, not the fetching."""
@@ -177,23 +179,46 @@ class RemoteBackend(ABC):
         return future.result()
 
     def _started(self, image: Any, task: Task) -> RemoteSandbox:
-        container = self._start_patiently(image, task)
-        environment = BASE if task.image else {**BASE, "HOME": HOME}
-        sandbox = RemoteSandbox(container, environment, self.config.sandbox_lifetime, self._forget)
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._sandboxes.add(sandbox)
-        if closed:
+        """Start a container; one that is there after close() is ended here."""
+        with self._open_one():
+            container = self._start(image, task)
+            environment = BASE if task.image else {**BASE, "HOME": HOME}
+            sandbox = RemoteSandbox(container, environment, self.config.sandbox_lifetime, self._forget)
+            with self._lock:
+                if not self._closed:
+                    self._sandboxes.add(sandbox)
+                    return sandbox
             sandbox.close()
-            self._check_open()
-        return sandbox
+            raise SandboxError("the backend is closed")
 
-    def _start_patiently(self, image: Any, task: Task) -> Container:
+    def _while_open(
+        self,
+        call: Callable[[], Result],
+        limit: float | None = None,
+        unwanted: Callable[[Result], object] = lambda result: None,
+    ) -> Result:
+        """Return what the call returns; waits for it no longer than the backend is open, and `limit` seconds.
+
+        unwanted: given the result that came when nobody waited any more.
+        """
+        pending = Pending(call, self._lock, unwanted)
+        try:
+            with self._lock:
+                if not self._lock.wait_for(lambda: pending.done or self._closed, limit):
+                    raise SandboxError(f"{self.name}: no sandbox was made within {limit:.0f} s")
+                self._check_open()
+            return pending.take()
+        except BaseException:
+            pending.give_up()
+            raise
+
+    def _start_patiently(self, image: Any, task: Task) -> RemoteSandbox:
         """Start a container; where the engine is busy, try again after longer and longer pauses."""
         for number in range(STARTS):
             try:
-                return self._start(image, task)
+                return self._while_open(
+                    lambda: self._started(image, task), self.start_patience, RemoteSandbox.close
+                )
             except Throttled:
                 if number == STARTS - 1:
                     raise
@@ -205,16 +230,12 @@ class RemoteBackend(ABC):
 
     def _prepare(self, sandbox: RemoteSandbox, task: Task, archive: bytes) -> None:
         if task.image:
-            code = f"base={shlex.quote(task.base_commit or 'HEAD')}\n{_RESET}"
-            result = sandbox.exec(code, timeout=SETUP_TIMEOUT)
-            if result.exit_code:
-                why = result.output.strip()[-300:] or f"git ended with {result.exit_code}"
-                raise SandboxError(f"{task.instance_id} in {task.image}: {why}")
+            reset(sandbox, task)
         else:
             sandbox.unpack(archive)
         if task.setup:
             key = (task.image, task.setup)
-            sandbox.environment = dict(self._environments.get(key, lambda: _environment(sandbox, task)))
+            sandbox.environment = dict(self._environments.get(key, lambda: environment_after(sandbox, task)))
 
     def _archive(self, task: Task) -> bytes:
         key = (task.instance_id, task.base_commit, frozenset(task.files.items()))
@@ -226,7 +247,7 @@ class RemoteBackend(ABC):
 
     @contextlib.contextmanager
     def _open_one(self) -> Iterator[None]:
-        """Count who is in open(), so that close() can wait for it."""
+        """Count who is in open() and what is being started, so that close() can wait for it."""
         with self._lock:
             self._check_open()
             self._opening += 1
@@ -255,51 +276,9 @@ class RemoteBackend(ABC):
         with self._lock:
             self._sandboxes.discard(sandbox)
 
-    def _wait_for_openings(self) -> None:
-        with self._lock:
-            self._lock.wait_for(lambda: self._opening == 0)
 
-
-def repository_archive(task: Task) -> bytes:
-    """Return a tar archive, to be unpacked at the root, of the task's repository as git makes it from its files.
-
-    Raises SandboxError where it cannot be made.
-    """
-    buffer = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="swegym-") as folder:
-        path = Path(folder, "repository")
-        try:
-            materialise(task, path)
-            with tarfile.open(fileobj=buffer, mode="w") as archive:
-                for name in (HOME, "/tmp"):
-                    entry = tarfile.TarInfo(name[1:])
-                    entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "/tmp" else 0o755
-                    archive.addfile(entry)
-                archive.add(path, REPOSITORY[1:], filter=_as_root)
-        except (TaskError, OSError) as error:
-            raise SandboxError(f"the repository of {task.instance_id} could not be made: {error}") from error
-    return buffer.getvalue()
-
-
-def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = "root"
-    if entry.isdir():
-        entry.mode = 0o755
-    return entry
-
-
-def _environment(sandbox: RemoteSandbox, task: Task) -> Mapping[str, str]:
-    """Run a task's set-up, and return the environment that it leaves. Raises SandboxError where it fails."""
-    mark = secrets.token_hex(8)
-    code = f"{task.setup}\nstatus=$?; printf '\\n{mark}\\0'; env -0 || exit; exit $status"
-    result = sandbox.exec(code, timeout=SETUP_TIMEOUT, output_bytes=4 << 20)
-    before, found, after = result.output.rpartition(f"\n{mark}\0")
-    if result.exit_code or not found:
-        late = f", killed after {SETUP_TIMEOUT:.0f} s" if result.timed_out else ""
-        said = (before.strip() or result.output.strip())[-300:].replace("\0", " ")
-        raise SandboxError(
-            f"the set-up of {task.instance_id} failed with {result.exit_code}{late}: {said or 'it said nothing'}"
-        )
-    pairs = (pair.partition("=") for pair in after.split("\0") if "=" in pair)
-    return {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
+def _failure(done: Future[Any]) -> str | None:
+    """Why something failed that may not be done at all; None where it succeeded."""
+    if not done.done():
+        return "no answer"
+    return str(done.exception()) if done.exception() else None

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from . import SandboxError
+from . import CLOSING, SandboxError
 from .files import remove_tree
+from .threads import in_threads
 from .watchdog import kill_marked
 
 PREFIX = "swegym-"
@@ -26,14 +27,18 @@ MEMORY = Path("/dev/shm")
 MEMORY_ROOM = (
     4 << 30
 )  # bytes that must be free there and in the machine's memory for sandboxes to be kept there
-_DRIVER = "driver.json"  # locked by the driver for as long as it lives, and says who it is
+DRIVER = "driver.json"  # locked by the driver for as long as it lives, and says who it is
+_GOODBYE = 5.0  # seconds for the watchdog to see that nothing is left to do
 
 
 class RootFolder:
     """A new private folder, with a watchdog that deletes it and what runs in it when this process is gone."""
 
-    def __init__(self, parent: Path | None = None) -> None:
-        """Make it in `parent`, or where places() says first. Raises SandboxError where it cannot."""
+    def __init__(self, parent: Path | None = None, run: str = "") -> None:
+        """Make it in `parent`, or where places() says first; run: the id of whose it is.
+
+        Raises SandboxError where it cannot.
+        """
         try:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent or places()[0])).resolve()
         except OSError as error:
@@ -60,21 +65,30 @@ class RootFolder:
         self._lock = open(fresh, "w", encoding="utf-8")  # noqa: SIM115 (held until close)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        json.dump({"pid": os.getpid(), "started": started}, self._lock)
+        json.dump({"pid": os.getpid(), "started": started, "run": run}, self._lock)
         self._lock.flush()
-        fresh.rename(self.path / _DRIVER)
+        fresh.rename(self.path / DRIVER)
 
-    def close(self) -> None:
-        """End every process started for a sandbox in it, delete it, and let the watchdog go."""
+    def close(self, patience: float = CLOSING) -> None:
+        """End every process started for a sandbox in it, delete it, and let the watchdog go.
+
+        Raises SandboxError where it is not gone after `patience` seconds; the watchdog goes on then.
+        """
         kill_marked(str(self.path))
+        (deleted,) = in_threads(remove_tree, [self.path], 1)  # a disk may be stuck
         try:
-            remove_tree(self.path)
+            deleted.result(max(1.0, patience))
+        except TimeoutError:
+            raise SandboxError(
+                f"the folder {self.path} was not deleted within {patience:.0f} s; its watchdog goes on"
+            ) from None
         finally:
             self._lock.close()
             assert self._watchdog.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 self._watchdog.stdin.close()
-            self._watchdog.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._watchdog.wait(_GOODBYE if deleted.done() else 0)
 
 
 def places() -> list[Path]:
@@ -102,7 +116,7 @@ def leftovers(parent: Path | None = None) -> list[Path]:
     found = []
     for folder in sorted(f for place in ([parent] if parent else places()) for f in place.glob(f"{PREFIX}*")):
         try:
-            with open(folder / _DRIVER, encoding="utf-8") as file:
+            with open(folder / DRIVER, encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # locked by its living driver, another user's, or no folder of ours
             continue

@@ -41,15 +41,20 @@ class SubprocessBackend(HostedBackend):
     name = "subprocess"
 
     def __init__(
-        self, root: Path | None = None, memory_mb: int = 2048, disk_mb: int = 512, processes: int = 256
+        self,
+        root: Path | None = None,
+        memory_mb: int = 2048,
+        disk_mb: int = 512,
+        processes: int = 256,
+        run: str = "",
     ) -> None:
         """Make the backend's folder in `root` (default: in memory where there is room, see root.places).
 
-        Raises SandboxUnavailable where there is no bash or no git.
+        run: the id of the run that it is for. Raises SandboxUnavailable where there is no bash or no git.
         """
         if missing := [tool for tool in ("bash", "git") if shutil.which(tool) is None]:
             raise SandboxUnavailable(f"the subprocess sandbox needs {' and '.join(missing)}: install it")
-        super().__init__(root, Limits(memory_mb, disk_mb, processes, cpu_seconds=0))
+        super().__init__(root, Limits(memory_mb, disk_mb, processes, cpu_seconds=0), run)
         warnings.warn(WARNING, stacklevel=2)
 
     def _make(self, number: int, path: Path, repository: Snapshot) -> HostedSandbox:

@@ -1,4 +1,4 @@
-"""Work for several threads: done side by side, or once for all who ask. Knows nothing of sandboxes."""
+"""Work for several threads: done side by side, once for all who ask, or left to itself. Knows nothing of sandboxes."""
 
 from __future__ import annotations
 
@@ -58,3 +58,55 @@ class Once(Generic[Key, Value]):
             if key not in self._values:
                 self._values[key] = make()
             return self._values[key]
+
+
+class Pending(Generic[Value]):
+    """A call in a thread of its own, so that nobody has to wait for its end.
+
+    changed: notified at its end; it is held neither during the call nor during `unwanted`, which is given what
+    the call returned where nobody took it: what was made by then is not lost.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Value],
+        changed: threading.Condition,
+        unwanted: Callable[[Value], object] = lambda result: None,
+    ) -> None:
+        self._call, self._changed, self._unwanted = call, changed, unwanted
+        self._result: list[Value] = []
+        self._error: BaseException | None = None
+        self._given_up = False
+        self.done = False
+        threading.Thread(target=self._main, name="a call that nobody has to wait for", daemon=True).start()
+
+    def _main(self) -> None:
+        try:
+            self._result.append(self._call())
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self.done = True
+            self._changed.notify_all()
+            given_up = self._given_up
+        if given_up:
+            self._discard()
+
+    def take(self) -> Value:
+        """Return what the call returned, or raise what it raised; once it is done."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        with self._changed:
+            self._given_up = True
+            unwanted = self.done and bool(self._result)
+        if unwanted:  # in a thread of its own too: to unmake something may take as long as to make it
+            threading.Thread(target=self._discard, name="what nobody wants", daemon=True).start()
+
+    def _discard(self) -> None:
+        for result in self._result:
+            with contextlib.suppress(Exception):
+                self._unwanted(result)

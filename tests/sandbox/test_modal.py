@@ -309,12 +309,13 @@ def test_a_sandbox_of_which_nothing_is_heard_is_not_opened(
     server: ModalServer, sandboxes: ModalBackend, small_task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kind, "OPENING_PATIENCE", 1.0)
+    monkeypatch.setattr(ModalBackend, "start_patience", 2.0)
     server.hang_execs()
     with pytest.raises(SandboxError, match="Modal did not answer within 1 s"):
         sandboxes.open(small_task)
     server.create_seconds = 4.0
     before = len(server.containers)
-    with pytest.raises(SandboxError, match="Modal made no sandbox within 2 s"):
+    with pytest.raises(SandboxError, match="modal: no sandbox was made within 2 s"):
         sandboxes.open(small_task)
     assert wait_for(
         lambda: len(server.containers) > before
