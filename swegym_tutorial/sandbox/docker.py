@@ -303,6 +303,14 @@ def reap_backend(backend: str) -> int:
 
 
 def _containers(api: Any, label: str) -> list[dict[str, Any]]:
+    import docker.errors
+
     with talking("the containers could not be listed"):
-        found: list[dict[str, Any]] = api.containers(all=True, filters={"label": label})
-        return found
+        for pause in (0.1, 0.3, 1.0, 3.0):
+            try:
+                return list(api.containers(all=True, filters={"label": label}))
+            except docker.errors.APIError as error:  # podman: one of them is just being removed
+                if error.status_code != 500:
+                    raise
+            time.sleep(pause)
+        return list(api.containers(all=True, filters={"label": label}))
