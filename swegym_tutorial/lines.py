@@ -209,8 +209,11 @@ def deleted_line(summary: RunSummary) -> str:
 
 def resume_lines(points: Mapping[str, Sequence[int]]) -> list[str]:
     """Tell which checkpoints can be gone back to. points: job -> steps after which one was written, newest first."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for job, steps in points.items():
+        alike.setdefault(tuple(steps), []).append(job)
     return [
-        f"{job}: steps {', '.join(map(str, steps))} can be resumed from (--resume --from-step N"
+        f"{', '.join(jobs)}: steps {', '.join(map(str, steps))} can be resumed from (--resume --from-step N"
         + (", 0 is the start)" if 0 in steps else ")")
-        for job, steps in points.items()
+        for steps, jobs in alike.items()
     ]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinker import types
 
 # Tries of one piece of work; lost calls have no limit. A server that restarts again and again knows nothing each time.
-LIMITS = {Trouble.REFUSED: 2, Trouble.GONE: 6, Trouble.FAILED: 8}
+LIMITS = {Trouble.REFUSED: 2, Trouble.GONE: 5, Trouble.FAILED: 8}
 
 Minibatches = Callable[[], Iterable[list["types.Datum"]]]
 Result = TypeVar("Result")

@@ -391,6 +391,26 @@ def test_stop_gives_control_back_in_any_phase_and_ends_everything(phase, tmp_pat
 
 
 @pytest.mark.slow
+def test_hours_that_are_over_before_training_end_the_run(tmp_path):
+    run = TrainingRun(TrainingConfig.laptop(hours=1 / 3600), tmp_path / "run").start()
+    with pytest.raises(RunError, match="over before its training could begin"):
+        run.wait()
+    assert run.closed(30) and new_children() == []
+
+
+@pytest.mark.slow
+def test_case_45_an_interrupt_of_wait_stops_the_run(tmp_path):
+    # jupyter/help#318, for a script: tests/test_leaks.py does it in a kernel
+    run = TrainingRun(TrainingConfig.laptop(**SMALL), tmp_path / "run").start()
+    wait_for(run.folder.path, "tool")
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert run.join(10) and run.closed(30) and new_children() == []
+    assert summarise(run.folder.path).status == "stopped"
+
+
+@pytest.mark.slow
 def test_pause_lets_attempts_end_and_starts_none(tmp_path):
     run = TrainingRun(TrainingConfig.laptop(**{**SMALL, "steps": 50}), tmp_path / "run")
     run.start()
@@ -615,6 +635,27 @@ def test_ctrl_c_in_any_phase_leaves_nothing(phase, tmp_path):
         time.sleep(0.2)
     assert sandbox_folders(tmp_path / "tmp") == []
     assert events(tmp_path / "run", "run_stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C twice"])
+def test_other_ways_to_end_the_command_leave_nothing(how, tmp_path):
+    process = start_command(tmp_path / "run", tmp_path / "tmp")
+    wait_for(tmp_path / "run", "tool")
+    processes = family(process.pid)
+    if how == "SIGTERM":
+        process.terminate()
+    else:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert gone_within(processes, 30) == []
+    deadline = time.monotonic() + 30
+    while sandbox_folders(tmp_path / "tmp") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert sandbox_folders(tmp_path / "tmp") == []
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ from swegym_tutorial import TrainingConfig
 
 RATES = Rates.of_each(0.02, outage_every=90, outage_seconds=15)
 SHARES = Shares(open=0.02, die=0.02, hang=0.01, flood=0.03)
-MEDDLING = Meddling(restart_every=150, pause_every=60, pause_seconds=10)
-SETTINGS = {"clients": 2, "steps": 8, "groups_per_batch": 4, "max_groups_per_batch": 4, "group_size": 6}
+MEDDLING = Meddling(restart_every=60, pause_every=60, pause_seconds=10)
+SETTINGS = {"clients": 2, "steps": 16, "groups_per_batch": 4, "max_groups_per_batch": 4, "group_size": 6}
 SETTINGS |= {"rollout_workers": 8, "attempt_retries": 4}
 BEGAN = time.monotonic()
 
