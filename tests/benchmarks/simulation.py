@@ -18,19 +18,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from swegym_tutorial import TrainingConfig, load_tasks
-from swegym_tutorial.attempts import Identity
+from swegym_tutorial.attempts import AttemptRunner, Identity
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.halt import Halt
 from swegym_tutorial.job import TrainingJob
-from swegym_tutorial.policy import PolicyClient
+from swegym_tutorial.minibatch import datum
+from swegym_tutorial.policy import PolicyClient, PolicyService
 from swegym_tutorial.rollout import Ending, Rollout
 from swegym_tutorial.tasks import Task
+from swegym_tutorial.watch import Watch
 
 ATTEMPT_SIGMA, GRADING_SIGMA = 0.6, 0.5  # of the logarithms of the durations
 
@@ -101,7 +103,10 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         asked, began = seconds / self.compression, time.monotonic()
-        if not self.over.wait(asked):
+        # An event that a thousand threads wait on would cost more than all the rest of the simulation.
+        while (left := began + asked - time.monotonic()) > 0 and not self.over.is_set():
+            time.sleep(min(left, 0.5))
+        if not self.over.is_set():
             with self._lock:
                 self._asked += asked
                 self._slept += time.monotonic() - began
@@ -164,31 +169,41 @@ class Adapter:
 
 
 class Service:
-    """Names policies by their paths; reference log-probabilities take their time, any number at once."""
+    """What the clients take for the training server. Names policies by their paths."""
 
-    def __init__(self, clock: Clock, timing: Timing) -> None:
-        self._clock, self._timing = clock, timing
+    def __init__(self, config: TrainingConfig, clock: Clock, trainer: Trainer, timing: Timing) -> None:
+        self.config = config
+        self.watch = Watch(lambda event, **fields: None, lambda: None)
+        self._clock, self._trainer, self._timing = clock, trainer, timing
 
-    def sampler(self, path: str) -> Any:
+    def session(self) -> Any:
+        return SimpleNamespace(
+            adapter=lambda job, halt: Adapter(self._trainer, self._timing), close=lambda: None
+        )
+
+    def sampler(self, path: str, halt: Any = None) -> Any:
         return SimpleNamespace(path=path)
 
-    def base_sampler(self) -> Any:
-        def answer(asked: tuple[float, int]) -> np.ndarray:
-            at, tokens = asked
-            self._clock.sleep(max(0.0, at - self._clock.now()))
-            return np.full(tokens, -1.0)
+    def base_sampler(self, halt: Any = None) -> Any:
+        """Return the reference: its answers take their time, any number at once."""
 
-        return SimpleNamespace(
-            path="base",
-            logprobs=lambda tokens: (self._clock.now() + self._timing.reference, len(tokens)),
-            reference_of=answer,
-        )
+        def logprobs(tokens: np.ndarray) -> Any:
+            ready = self._clock.now() + self._timing.reference
+
+            def result() -> np.ndarray:
+                self._clock.sleep(max(0.0, ready - self._clock.now()))
+                return np.full(tokens.shape, -1.0)
+
+            return SimpleNamespace(result=result)
+
+        return SimpleNamespace(path="base", logprobs=logprobs)
 
 
 class Attempts:
     """Attempts that sleep, and are solved at their task's rate. What is drawn depends on the identity alone."""
 
     def __init__(self, clock: Clock, timing: Timing, world: World, seed: int) -> None:
+        self.paused = False
         self.started: dict[tuple[str, int], str] = {}  # of each job's groups, the task
         self._clock, self._timing, self._world, self._seed = clock, timing, world, seed
         self._lock = threading.Lock()
@@ -196,7 +211,7 @@ class Attempts:
     def _draw(self, identity: Identity) -> random.Random:
         return random.Random(f"{self._seed} {identity.job} {identity.group} {identity.attempt}")
 
-    def rollout(self, task: Task, sampler: Any, identity: Identity, over: Any = None) -> Rollout:
+    def rollout(self, task: Task, sampler: Any, identity: Identity, halt: Any) -> Rollout:
         with self._lock:
             self.started[identity.job, identity.group] = task.instance_id
         seconds = self._timing.attempt * math.exp(self._draw(identity).gauss(0, ATTEMPT_SIGMA))
@@ -205,7 +220,7 @@ class Attempts:
         tokens, logprobs = np.array([1, 2, 3], np.int32), -mask.astype(np.float32)
         return Rollout(task.instance_id, tokens, mask, logprobs, (), Ending.FINAL, b"x", seconds)
 
-    def grade(self, task: Task, rollout: Rollout, identity: Identity) -> Episode:
+    def grade(self, task: Task, rollout: Rollout, identity: Identity, halt: Any) -> Episode:
         draw = self._draw(identity)
         draw.gauss(0, ATTEMPT_SIGMA)
         solved = draw.random() < self._world.rates[task.instance_id]
@@ -258,8 +273,15 @@ class Outcomes:
     clock_error: float  # see Clock
 
     def batch_seconds(self) -> float:
-        """Return the mean over the clients, without the first batch."""
-        return float(np.mean([(times[-1] - times[0]) / (len(times) - 1) for times in self.steps.values()]))
+        """Return a client's mean time for a batch after the first, while all clients are at work on such ones."""
+        begin = max(times[0] for times in self.steps.values())
+        end = min(times[-1] for times in self.steps.values())
+        if end <= begin:
+            raise ValueError("too few batches: some client was done before another had its first")
+        done = [
+            np.diff(np.interp([begin, end], times, np.arange(len(times)))) for times in self.steps.values()
+        ]
+        return float((end - begin) / np.mean(done))
 
     def first_batch(self) -> float:
         """Return when the first batch was published, the mean over the clients."""
@@ -273,25 +295,18 @@ class Simulation:
         self, config: TrainingConfig, timing: Timing, world: World, compression: float = 300.0
     ) -> None:
         self.config, self.timing, self.world = config, timing, world
+        datum(np.zeros(2, np.int32), *[np.zeros(2, np.float32)] * 2)  # imports the SDK, before the clock runs
         self.clock = Clock(compression)
         self.trainer = Trainer(self.clock)
+        self.service = Service(config, self.clock, self.trainer, timing)
         self.attempts = Attempts(self.clock, timing, world, config.seed)
         self.halt = Halt()
 
     def job(self, index: int, folder: RunFolder) -> TrainingJob:
-        service = Service(self.clock, self.timing)
-        client = PolicyClient(Adapter(self.trainer, self.timing), self.config, self.halt)  # type: ignore[arg-type]
-        return TrainingJob(
-            index,
-            self.config,
-            self.world.tasks,
-            service,  # type: ignore[arg-type]
-            client,
-            self.attempts,  # type: ignore[arg-type]
-            folder,
-            self.halt,
-            threading.Event(),
-        )
+        halt, service = self.halt.child(), cast(PolicyService, self.service)
+        client = PolicyClient(service, index, halt)
+        attempts = cast(AttemptRunner, self.attempts)
+        return TrainingJob(index, self.config, self.world.tasks, service, client, attempts, folder, halt)
 
     def run(self, seconds: float = 600.0) -> Outcomes:
         """Train all clients for config.steps batches; raises what a job raised. seconds: real ones, at most."""
@@ -306,6 +321,7 @@ class Simulation:
                 self.clock.over.set()
                 self.halt.set()
                 self.trainer.close()
+                self.service.watch.close()
                 folder.close()
             return self._outcomes(EventReader(folder.path).read(), began - offset / self.clock.compression)
 
