@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from swegym_tutorial.sandbox import (
     SandboxError,
     backend,
     hosted,
+    images,
     remote,
     root,
 )
@@ -128,6 +130,25 @@ def test_an_engine_that_hangs_holds_nobody_up(
         proxy.stall(False)
     monkeypatch.setenv("DOCKER_HOST", engine.settings["DOCKER_HOST"])
     assert wait_for(lambda: not find("docker", "hangs"), 60)  # by the child that goes on
+
+
+@pytest.mark.slow
+def test_a_pull_ends_when_nobody_waits_for_it(
+    engine: Engine, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in engine.settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(images, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(engine.registry, "failures", engine.registry.failures + 100)
+    said: list[str] = []
+    made = backend("docker", TrainingConfig.laptop(), say=said.append)
+    task = replace(small_task, image=f"{engine.address}/busy/for-long:latest", files={})
+    with at_work([lambda: made.open(task)]) as futures:
+        assert wait_for(lambda: any("trying again" in text for text in said), 60)
+        start = time.monotonic()
+        made.close()
+        heard(futures, start)
+    assert wait_for(lambda: "fetch an image" not in [thread.name for thread in threading.enumerate()], 10)
 
 
 @pytest.mark.slow
