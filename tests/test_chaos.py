@@ -14,7 +14,7 @@ from typing import ClassVar
 import httpx
 import numpy as np
 import pytest
-from chaos import checks, leaks, proxy
+from chaos import checks, leaks, proxy, reference
 from chaos import sandboxes as chaotic_sandboxes
 from chaos.chaotic import Meddling, run_in, world
 from chaos.folders import JOB, MIXED, SAME, Told, story, write
@@ -60,20 +60,29 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_left_alone(tm
     assert sum(len(run.kills) for run in runs) == 3 and all(run.identical for run in runs)
 
 
+@pytest.mark.slow
+def test_two_clients_with_attempts_side_by_side_are_killed_and_lose_nothing(tmp_path):
+    killer = Killer(tmp_path, mode="side by side", seed=5, steps=3)
+    runs = killer.run(2)
+    assert [run.wrong for run in runs] == [[] for _ in runs]
+    assert [run.left for run in runs] == [[] for _ in runs]
+    assert sum(len(run.kills) for run in runs) == 2
+
+
 # -- What the checks find ------------------------------------------------------------------------------
 
 
 def test_a_whole_folder_passes_every_check(tmp_path):
     folder = write(story(), tmp_path / "run")
     assert checks.all_of(folder, steps=2) == []
-    assert checks.differences(folder, write(story(), tmp_path / "other")) == []
+    assert reference.differences(folder, write(story(), tmp_path / "other")) == []
     told = history(read_log(folder)[0], JOB)
     assert [[group["group"] for group in step.groups] for step in told.steps] == [[0, 1], [2, 3]]
     assert [(why, [g["group"] for g in groups]) for why, groups in told.dropped] == [("killed", [2])]
 
 
 def _a_step_twice(told: Told) -> None:
-    told.log("step_done", **told.step(2, 1, [MIXED, MIXED]))
+    told.log("step_done", **told.step(2, 1, {2: MIXED, 3: MIXED}))
 
 
 def _a_step_missing(told: Told) -> None:
@@ -104,6 +113,73 @@ def _a_group_never_started(told: Told) -> None:
 
 def _a_group_told_to_be_started_anew_and_passed_over(told: Told) -> None:
     told.find("resumed", restarted=[2])["restarted"] = [1]
+
+
+def _a_restarted_group_that_the_checkpoint_does_not_name(told: Told) -> None:
+    for event in told.events:
+        if event["event"] == "resumed":
+            event["restarted"] = [2, 3]
+
+
+def _a_group_lost_by_an_older_checkpoint(told: Told) -> None:
+    told.checkpoint["earlier"][0]["unfinished_groups"] = []
+
+
+def _a_cursor_behind_what_was_begun(told: Told) -> None:
+    told.checkpoint |= {"next_group": 4, "unfinished_groups": []}
+
+
+def _a_cursor_behind_a_step(told: Told) -> None:
+    told.checkpoint |= {"next_group": 3, "unfinished_groups": []}
+
+
+def _an_attempt_under_the_policy_before_the_resume(told: Told) -> None:
+    told.find("rollout_start", phase="run-2", group=3)["policy_version"] = 0
+
+
+def _a_group_trained_on_when_stale(told: Told) -> None:
+    for event in told.events:
+        if event.get("job") == JOB and event["event"] == "group":
+            event["policy_version"] = -1
+
+
+def _a_group_of_a_policy_that_was_not_there_yet(told: Told) -> None:
+    told.find("group", group=0)["policy_version"] = 1
+
+
+def _a_group_partly_of_an_earlier_part(told: Told) -> None:
+    told.find("episode", phase="run-2", group=2, attempt=0)["phase"] = "run-1"
+    told.events.insert(0, told.events.pop(told.events.index(told.find("episode", phase="run-1", group=2))))
+
+
+def _a_group_with_a_reward_that_no_attempt_earned(told: Told) -> None:
+    told.find("episode", group=1, attempt=0)["reward"] = 1.0
+
+
+def _a_group_of_two_policies(told: Told) -> None:
+    told.find("episode", group=1, attempt=0)["policy_version"] = 1
+
+
+def _a_group_with_another_task_after_the_resume(told: Told) -> None:
+    for event in told.events:
+        if event.get("phase") == "run-2" and event.get("group") == 2:
+            event["instance_id"] = "task-9"
+
+
+def _a_step_that_names_another_group(told: Told) -> None:
+    told.find("step_done", step=0)["trained_groups"] = [1]
+
+
+def _an_attempt_begun_twice(told: Told) -> None:
+    told.begin(2, 3, 0, 1)
+
+
+def _an_attempt_that_was_never_begun(told: Told) -> None:
+    told.events.remove(told.find("rollout_start", phase="run-2", group=3, attempt=0))
+
+
+def _a_client_that_did_nothing(told: Told) -> None:
+    told.clients = 2
 
 
 def _a_step_of_fewer_groups_than_it_says(told: Told) -> None:
@@ -160,12 +236,31 @@ def _too_few_steps(told: Told) -> None:
         (_a_step_missing, "the steps in effect are [1]"),
         (_a_version_twice, "policy versions of the steps are [1, 1]"),
         (_a_group_in_two_steps, "group 0 is in step 0 and in 1"),
-        (_a_group_lost, "the groups [4] were started and have no fate"),
+        (_a_group_lost, "step 1: the groups [4] were started and have no fate"),
+        (_a_group_lost_by_an_older_checkpoint, "step 0: the groups [2] were started and have no fate"),
+        (_a_cursor_behind_what_was_begun, "the groups [4] were begun before, and its next is 4"),
+        (_a_cursor_behind_a_step, "step 1: the groups [3] lie beyond its next, 3"),
+        (
+            _a_restarted_group_that_the_checkpoint_does_not_name,
+            "starts [2, 3] anew, its checkpoint names [2]",
+        ),
+        (_an_attempt_under_the_policy_before_the_resume, "group 3 was begun under version 0 after a resume"),
+        (_a_group_trained_on_when_stale, "step 1: group 2 is of version -1"),
+        (_a_group_of_a_policy_that_was_not_there_yet, "step 0: group 0 is of version 1"),
+        (_a_group_partly_of_an_earlier_part, "group 2 has a fate, and ends of its attempts [1] only"),
+        (_a_group_with_a_reward_that_no_attempt_earned, "group 1 has the rewards [0.0, 0.0] and 0 lost"),
+        (_a_group_of_two_policies, "group 1 is of version 0, its attempts of {"),
+        (_a_group_with_another_task_after_the_resume, "group 2 had the tasks ['task-2', 'task-9']"),
+        (_a_step_that_names_another_group, "names the groups [1], and the log shows [0]"),
+        (_an_attempt_begun_twice, "was begun 2 times"),
+        (_an_attempt_that_was_never_begun, "ended and was never begun"),
+        (_a_client_that_did_nothing, "train-job1: 0 of 2 steps"),
+        (_a_client_that_did_nothing, "train-job1: no checkpoint can be read"),
         (
             _a_group_in_a_step_and_to_be_started_anew,
             "the groups [3] are in a step and are to be started anew",
         ),
-        (_a_group_never_started, "the groups [1] have a fate and were never started"),
+        (_a_group_never_started, "1, 0) ended and was never begun"),
         (_a_group_told_to_be_started_anew_and_passed_over, "starts [1] anew, and began 2"),
         (_a_step_of_fewer_groups_than_it_says, "the log shows {'kept': 1}"),
         (_a_step_with_more_attempts_than_it_says, "counts 4 attempts, and its groups have 5"),
@@ -234,7 +329,7 @@ def test_what_differs_from_the_reference_is_found(doctor, words, tmp_path):
     doctor(told)
     if doctor is _too_few_steps:
         told.checkpoint["checkpoint"] = story().checkpoint["checkpoint"]
-    found = checks.differences(write(told, tmp_path / "run"), write(story(), tmp_path / "reference"))
+    found = reference.differences(write(told, tmp_path / "run"), write(story(), tmp_path / "reference"))
     assert any(words in text for text in found), found
 
 
@@ -243,11 +338,11 @@ def test_other_weights_are_found_and_the_last_bits_are_told_apart(tmp_path):
     file = next(one.glob("server/*/weights/*"))
     for change, close in ((1e-7, True), (0.01, False)):
         save_file({"lora_a": np.arange(6, dtype=np.float32) + np.float32(change)}, file)
-        ours, theirs = (checks.weights(folder, JOB) for folder in (one, two))
-        assert checks.same_weights(ours, theirs) == close and not checks.same_weights(
+        ours, theirs = (reference.weights(folder, JOB) for folder in (one, two))
+        assert reference.same_weights(ours, theirs) == close and not reference.same_weights(
             ours, theirs, exactly=True
         )
-        assert (checks.differences(one, two) == []) == close
+        assert (reference.differences(one, two) == []) == close
 
 
 def test_what_is_left_is_found(tmp_path):

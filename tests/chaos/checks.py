@@ -1,26 +1,21 @@
 """What must hold of a run folder, whatever happened to the run: each check returns what it found wrong, in words.
 
-Pure functions over folders. `all_of` makes every check of one folder; `differences` compares it with the folder of a
-run with the same settings that nothing happened to.
+Pure functions over folders. `all_of` makes every check of one folder.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from swegym_tutorial.config import TrainingConfig
 from swegym_tutorial.events import read_episode
 
-from .history import Event, History, attempt_of, history, jobs, parts, read_log, training_attempts
+from .history import SEEN, Event, History, attempt_of, history, jobs, parts, read_log, training_attempts
 
 LOST = "infrastructure"  # the outcome of an attempt that was given up
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # of metrics and weights that are computed again
 
 
 def all_of(folder: Path, *, steps: int | None = None) -> list[str]:
@@ -30,14 +25,24 @@ def all_of(folder: Path, *, steps: int | None = None) -> list[str]:
     found = [f"events.jsonl holds a line that is no event: {line[:120]!r}" for line in bad]
     found += attempts_ended(events)
     found += folders_readable(folder, events)
-    for job in jobs(events):
+    found += groups_agree(events, config)
+    found += tasks_stay(events)
+    for job in [f"train-job{n}" for n in range(config.clients)]:
         told = history(events, job)
-        saved = read_checkpoint(folder, job)
         found += steps_contiguous(told, steps)
         found += batches_whole(told)
         found += groups_once(told)
+        found += groups_fresh(told, config)
+        found += versions_go_on(events, job)
+        try:
+            saved = read_checkpoint(folder, job)
+        except (OSError, ValueError) as error:
+            found.append(f"{job}: no checkpoint can be read: {type(error).__name__}: {error}")
+            continue
         found += checkpoint_agrees(told, saved)
-        found += groups_accounted(events, told, saved)
+        found += groups_accounted(told, saved)
+        found += cursors_ahead(events, job, saved)
+        found += resumes_agree(events, job, saved)
     found += [f"a full batch never became a step: {lost}" for lost in lost_batches(events, config)]
     return found
 
@@ -81,6 +86,12 @@ def batches_whole(told: History) -> list[str]:
                 f"{told.job} step {step.number}: it counts {step.done['attempts']} attempts, and its groups "
                 f"have {attempts}"
             )
+        kept = [group["group"] for group in step.groups if group["fate"] == "kept"]
+        if kept != step.done["trained_groups"]:
+            found.append(
+                f"{told.job} step {step.number}: it names the groups {step.done['trained_groups']}, and the log "
+                f"shows {kept}"
+            )
     return found
 
 
@@ -102,7 +113,7 @@ def checkpoint_agrees(told: History, saved: dict[str, Any]) -> list[str]:
     found = []
     if saved["step"] != told.last:
         found.append(f"{told.job}: the checkpoint is of step {saved['step']}, the last line of {told.last}")
-    listed = [saved, *saved.get("earlier", [])]
+    listed = _listed(saved)
     numbers = [entry["step"] for entry in listed]
     if numbers != list(range(saved["step"], saved["step"] - len(numbers), -1)):
         found.append(f"{told.job}: the checkpoint's file lists the steps {numbers}")
@@ -116,31 +127,58 @@ def checkpoint_agrees(told: History, saved: dict[str, Any]) -> list[str]:
     return found
 
 
-def groups_accounted(events: list[Event], told: History, saved: dict[str, Any]) -> list[str]:
-    """Each group before the checkpoint's cursor is in one step, or is kept to be started anew: none gets lost.
+def groups_accounted(told: History, saved: dict[str, Any]) -> list[str]:
+    """Each group before a checkpoint's cursor is in one step, or is kept to be started anew: none gets lost.
 
-    And what a resume starts anew is really started again by the part that it begins, where that part goes on to
-    make a step.
+    So it must be for each checkpoint that is listed.
     """
-    seen = {group["group"] for step in told.steps for group in step.groups}
-    open_ones = set(saved["unfinished_groups"])
     found = []
-    if lost := set(range(saved["next_group"])) - seen - open_ones:
-        found.append(f"{told.job}: the groups {sorted(lost)} were started and have no fate")
-    if twice := seen & open_ones:
-        found.append(f"{told.job}: the groups {sorted(twice)} are in a step and are to be started anew")
-    started = {e["group"] for e in training_attempts(events, "rollout_start") if e["job"] == told.job}
-    if never := seen - started:
-        found.append(f"{told.job}: the groups {sorted(never)} have a fate and were never started")
-    return found + _restarted(events, told.job)
+    for entry in _listed(saved):
+        seen = {g["group"] for step in told.steps if step.number <= entry["step"] for g in step.groups}
+        open_ones = set(entry["unfinished_groups"])
+        about = f"{told.job}, checkpoint of step {entry['step']}"
+        if lost := set(range(entry["next_group"])) - seen - open_ones:
+            found.append(f"{about}: the groups {sorted(lost)} were started and have no fate")
+        if twice := seen & open_ones:
+            found.append(f"{about}: the groups {sorted(twice)} are in a step and are to be started anew")
+        if beyond := {n for n in seen | open_ones if n >= entry["next_group"]}:
+            found.append(f"{about}: the groups {sorted(beyond)} lie beyond its next, {entry['next_group']}")
+    return found
 
 
-def _restarted(events: list[Event], job: str) -> list[str]:
+def cursors_ahead(events: list[Event], job: str, saved: dict[str, Any]) -> list[str]:
+    """What the part that made a step had begun before its training lies before the cursor of its checkpoint."""
+    begun: dict[int, set[int]] = {}
+    for part in parts(events):
+        started: set[int] = set()
+        for event in part:
+            if event.get("job") != job:
+                continue
+            if event["event"] == "rollout_start" and event["phase"].startswith("run-"):
+                started.add(event["group"])
+            elif event["event"] == "training_start":
+                begun[event["step"]] = set(started)
+    found = []
+    for entry in _listed(saved):
+        if beyond := {n for n in begun.get(entry["step"], ()) if n >= entry["next_group"]}:
+            found.append(
+                f"{job}, checkpoint of step {entry['step']}: the groups {sorted(beyond)} were begun before, and its "
+                f"next is {entry['next_group']}"
+            )
+    return found
+
+
+def resumes_agree(events: list[Event], job: str, saved: dict[str, Any]) -> list[str]:
+    """A resume starts anew what its checkpoint names, and really starts it before anything newer."""
+    named = {entry["checkpoint"]: entry["unfinished_groups"] for entry in _listed(saved)}
     found = []
     for part in parts(events):
-        wanted = {
-            n for e in part if e["event"] == "resumed" and e["job"] == job for n in e.get("restarted", [])
-        }
+        resumed = [e for e in part if e["event"] == "resumed" and e["job"] == job]
+        for event in resumed:
+            told = named.get(event["checkpoint"], event["restarted"])
+            if event["restarted"] != told:
+                found.append(f"{job}: a resume starts {event['restarted']} anew, its checkpoint names {told}")
+        wanted = {n for event in resumed for n in event["restarted"]}
         started = {e["group"] for e in training_attempts(part, "rollout_start") if e["job"] == job}
         later = [number for number in started if wanted and number > max(wanted)]
         if (missing := wanted - started) and later:
@@ -148,6 +186,78 @@ def _restarted(events: list[Event], job: str) -> list[str]:
                 f"{job}: a resume told that it starts {sorted(missing)} anew, and began {min(later)}"
             )
     return found
+
+
+def versions_go_on(events: list[Event], job: str) -> list[str]:
+    """What a resumed part samples, it samples under its checkpoint's policy or a newer one."""
+    found = []
+    for part in parts(events):
+        least = 0
+        for event in part:
+            if event.get("job") != job:
+                continue
+            if event["event"] == "resumed":
+                least = event["step"] + 1
+            elif event["event"] == "rollout_start" and event["policy_version"] < least:
+                found.append(
+                    f"{job}: group {event['group']} was begun under version {event['policy_version']} after a "
+                    f"resume at version {least}"
+                )
+    return found
+
+
+def groups_fresh(told: History, config: TrainingConfig) -> list[str]:
+    """No step was trained on a group of a policy that was too old for it, or that was not yet published."""
+    found = []
+    for step in told.steps:
+        for group in step.groups:
+            age = step.number - group["policy_version"]  # a step trains the policy of its own number
+            if age < 0 or (group["fate"] == "kept" and age > config.max_staleness):
+                found.append(
+                    f"{told.job} step {step.number}: group {group['group']} is of version {group['policy_version']}"
+                )
+    return found
+
+
+def groups_agree(events: list[Event], config: TrainingConfig) -> list[str]:
+    """A group's line tells of one attempt each, all made by the part that logged it and under one policy."""
+    found = []
+    for part in parts(events):
+        ends: defaultdict[tuple[str, int], dict[int, Event]] = defaultdict(dict)
+        for event in training_attempts(part, "episode"):
+            ends[event["job"], event["group"]][event["attempt"]] = event
+        for event in (e for e in part if e["event"] in SEEN):
+            about = f"{event['job']}: group {event['group']}"
+            mine = ends[event["job"], event["group"]]
+            if sorted(mine) != list(range(config.group_size)):
+                found.append(f"{about} has a fate, and ends of its attempts {sorted(mine)} only")
+            rewards = [mine[n]["reward"] for n in sorted(mine) if mine[n]["outcome"] != LOST]
+            if rewards != event["rewards"] or len(mine) - len(rewards) != event["lost"]:
+                found.append(
+                    f"{about} has the rewards {event['rewards']} and {event['lost']} lost, its attempts {rewards}"
+                )
+            versions = {each["policy_version"] for each in mine.values()}
+            if mine and versions != {event["policy_version"]}:
+                found.append(f"{about} is of version {event['policy_version']}, its attempts of {versions}")
+    return found
+
+
+def tasks_stay(events: list[Event]) -> list[str]:
+    """A group's number decides its task, whichever part starts it."""
+    tasks: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for event in training_attempts(events, "rollout_start"):
+        tasks[event["job"], event["group"]].add(event["instance_id"])
+    for event in (e for e in events if e["event"] in SEEN):
+        tasks[event["job"], event["group"]].add(event["instance_id"])
+    return [
+        f"{job}: group {number} had the tasks {sorted(names)}"
+        for (job, number), names in tasks.items()
+        if len(names) > 1
+    ]
+
+
+def _listed(saved: dict[str, Any]) -> list[dict[str, Any]]:
+    return [saved, *saved.get("earlier", [])]
 
 
 def lost_batches(events: list[Event], config: TrainingConfig) -> list[str]:
@@ -181,11 +291,14 @@ def is_full(groups: list[Event], config: TrainingConfig) -> bool:
 
 
 def attempts_ended(events: list[Event]) -> list[str]:
-    """Each attempt of an earlier part has its end or is marked as unfinished; none has two."""
+    """Each attempt is begun once; each of an earlier part has its end or is marked as unfinished; none has two."""
     ends = Counter(
         attempt_of(e) for name in ("episode", "attempt_unfinished") for e in training_attempts(events, name)
     )
+    begun = Counter(attempt_of(e) for e in training_attempts(events, "rollout_start"))
     found = [f"attempt {attempt} has {count} ends" for attempt, count in ends.items() if count > 1]
+    found += [f"attempt {attempt} was begun {count} times" for attempt, count in begun.items() if count > 1]
+    found += [f"attempt {attempt} ended and was never begun" for attempt in ends.keys() - begun.keys()]
     for part in parts(events)[:-1]:
         for event in training_attempts(part, "rollout_start"):
             if attempt_of(event) not in ends:
@@ -231,61 +344,3 @@ def folders_readable(folder: Path, events: list[Event]) -> list[str]:
 def _place(folder: Path, event: Event) -> Path:
     name = f"g{event['group']:06d}-a{event['attempt']}"
     return folder / "episodes" / event["phase"] / event["job"] / name
-
-
-# -- Against a run that nothing happened to ----------------------------------------------------------
-
-
-def differences(folder: Path, reference: Path) -> list[str]:
-    """Compare each job's steps, groups, rewards and metrics, and the adapter that came out."""
-    ours, theirs = read_log(folder)[0], read_log(reference)[0]
-    found = []
-    for job in jobs(theirs):
-        mine, other = history(ours, job), history(theirs, job)
-        if len(mine.steps) != len(other.steps):
-            found.append(f"{job}: {len(mine.steps)} steps, and {len(other.steps)} in the reference")
-        for one, two in zip(mine.steps, other.steps, strict=False):
-            found += [f"{job} step {one.number}: {text}" for text in _step_differs(one.done, two.done)]
-            if [_key(group) for group in one.groups] != [_key(group) for group in two.groups]:
-                found.append(f"{job} step {one.number}: its groups, tasks or rewards are not the reference's")
-        if not same_weights(weights(folder, job), weights(reference, job)):
-            found.append(f"{job}: the adapter's weights are not the reference's")
-    return found
-
-
-def _key(group: Event) -> tuple[Any, ...]:
-    names = ("group", "instance_id", "policy_version", "fate", "rewards")
-    return tuple(tuple(v) if isinstance(v := group[name], list) else v for name in names)
-
-
-def _step_differs(one: Event, two: Event) -> list[str]:
-    found = []
-    for name in ("reward_mean", "reward_mean_kept", "minibatches", "groups"):
-        if one[name] != two[name]:
-            found.append(f"{name} is {one[name]}, not {two[name]}")
-    mine, other = one["metrics"], two["metrics"]
-    if mine.keys() != other.keys():
-        return [*found, f"the metrics are {sorted(mine)}, not {sorted(other)}"]
-    for name, value in other.items():
-        if not math.isclose(mine[name], value, rel_tol=CLOSE["rtol"], abs_tol=CLOSE["atol"]):
-            found.append(f"{name} is {mine[name]}, not {value}")
-    return found
-
-
-def weights(folder: Path, job: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a job's last checkpoint, optimizer state included, as its own local server kept them."""
-    from safetensors.numpy import load_file
-
-    model, kind, name = read_checkpoint(folder, job)["checkpoint"].removeprefix("tinker://").split("/")
-    return load_file(folder / "server" / model.replace(":", "-") / kind / f"{name}.safetensors")
-
-
-def same_weights(one: dict[str, np.ndarray], two: dict[str, np.ndarray], *, exactly: bool = False) -> bool:
-    """Whether two checkpoints are close, or exactly: equal in every bit."""
-    if one.keys() != two.keys():
-        return False
-    if exactly:
-        return all(one[name].tobytes() == two[name].tobytes() for name in one)
-    return all(
-        one[name].shape == two[name].shape and np.allclose(one[name], two[name], **CLOSE) for name in one
-    )

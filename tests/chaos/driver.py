@@ -10,13 +10,14 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from swegym_tutorial import TrainingConfig, TrainingRun
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # One attempt at a time: a killed run that is resumed makes the same groups and the same steps as one that never was.
-EXACT = {
+EXACT: dict[str, Any] = {
     "max_staleness": 0,
     "rollout_workers": 1,
     "grading_workers": 1,
@@ -24,6 +25,14 @@ EXACT = {
     "groups_per_batch": 2,
     "max_groups_per_batch": 2,
     "minibatch_groups": 1,
+    "group_size": 4,
+}
+# Attempts side by side, of two clients: which groups come first is chance, and all the rest must hold.
+SIDE_BY_SIDE: dict[str, Any] = {
+    "clients": 2,
+    "rollout_workers": 4,
+    "groups_per_batch": 3,
+    "max_groups_per_batch": 3,
     "group_size": 4,
 }
 
@@ -40,6 +49,15 @@ def command(
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     return words
+
+
+def cli_command(folder: Path, *, resume: bool = False, **settings: object) -> list[str]:
+    """Return the command line by which a user makes the same run; it resumes with what the folder says."""
+    words = [sys.executable, "-P", "-m", "swegym_tutorial.cli", "train", "--output", str(folder)]
+    if resume:
+        return [*words, "--resume"]
+    changed = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    return [*words, "--preset", "laptop", *changed]
 
 
 def environment(temp: Path) -> dict[str, str]:

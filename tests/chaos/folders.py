@@ -21,10 +21,11 @@ MODEL = "session:train:{part}"
 
 @dataclass
 class Told:
-    """What is written: the lines of the log and the checkpoint's file."""
+    """What is written: the lines of the log, the checkpoint's file, and how many clients the settings name."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    clients: int = 1
 
     def find(self, name: str, **fields: Any) -> dict[str, Any]:
         """Return the first event of a name with these fields."""
@@ -50,6 +51,7 @@ class Told:
             policy_version=version,
             fate=fate,
             rewards=rewards,
+            lost=0,
         )
 
     def begin(self, part: int, number: int, attempt: int, version: int) -> None:
@@ -58,10 +60,12 @@ class Told:
     def unfinished(self, part: int, number: int, attempt: int, version: int) -> None:
         self.log("attempt_unfinished", **self._key(part, number, attempt, version))
 
-    def step(self, part: int, step: int, groups: list[list[float]]) -> dict[str, Any]:
-        """Return the fields of a step's line."""
-        kept = [rewards for rewards in groups if len(set(rewards)) > 1]
-        rewards = [r for group in groups for r in group]
+    def step(self, part: int, step: int, groups: dict[int, list[float]]) -> dict[str, Any]:
+        """Log the training's begin and return the fields of the step's line. groups: number -> rewards."""
+        trained = [number for number, rewards in groups.items() if len(set(rewards)) > 1]
+        self.log("training_start", job=JOB, step=step, groups=trained)
+        kept = [groups[number] for number in trained]
+        rewards = [r for group in groups.values() for r in group]
         return {
             "job": JOB,
             "step": step,
@@ -70,6 +74,7 @@ class Told:
             "reward_mean": sum(rewards) / len(rewards),
             "reward_mean_kept": sum(map(sum, kept)) / sum(map(len, kept)),
             "attempts": len(rewards),
+            "trained_groups": trained,
             "groups": {"kept": len(kept), "uniform": len(groups) - len(kept), "stale": 0, "failed": 0},
             "minibatches": len(kept),
             "metrics": {"loss:sum": 0.5 + step, "grad_norm": 0.1},
@@ -90,30 +95,38 @@ MIXED, SAME = [1.0, 0.0], [0.0, 0.0]
 
 
 def story() -> Told:
-    """Two groups a batch. Killed between the checkpoint's file and the line of step 0, and in the filling of step 1."""
+    """Two groups a batch, and one begun early.
+
+    Killed between the checkpoint's file and the line of step 0, and in the filling of step 1.
+    """
     told = Told()
     told.log("run_start", run="a", resumed=False)
     told.group(0, 0, MIXED, 0)
     told.group(0, 1, SAME, 0)
-    first = told.step(0, 0, [MIXED, SAME])
+    told.begin(0, 2, 0, 0)
+    first = told.step(0, 0, {0: MIXED, 1: SAME})
+    told.unfinished(0, 2, 0, 0)
     told.log("run_start", run="b", resumed=True)
     told.log("step_done", **first)
-    told.log("resumed", job=JOB, step=0, checkpoint=first["checkpoint"], restarted=[])
+    told.log("resumed", job=JOB, step=0, checkpoint=first["checkpoint"], restarted=[2])
     told.group(1, 2, MIXED, 1)
     told.begin(1, 3, 0, 1)
-    told.log("run_start", run="c", resumed=True)
     told.unfinished(1, 3, 0, 1)
+    told.log("run_start", run="c", resumed=True)
     told.log("resumed", job=JOB, step=0, checkpoint=first["checkpoint"], restarted=[2])
     told.group(2, 2, MIXED, 1)
     told.group(2, 3, MIXED, 1)
-    second = told.step(2, 1, [MIXED, MIXED])
+    told.begin(2, 4, 0, 1)
+    second = told.step(2, 1, {2: MIXED, 3: MIXED})
     told.log("step_done", **second)
-    told.begin(2, 4, 0, 2)
     told.log("run_done")
-    entry = {"step": 1, "policy_version": 2, "checkpoint": second["checkpoint"], "next_group": 5}
-    earlier = {"step": 0, "policy_version": 1, "checkpoint": first["checkpoint"], "next_group": 2}
-    told.checkpoint = {**entry, "unfinished_groups": [4], "result": second, "earlier": [earlier]}
+    told.checkpoint = _entry(second, 5, [4]) | {"result": second, "earlier": [_entry(first, 3, [2])]}
     return told
+
+
+def _entry(step: dict[str, Any], next_group: int, unfinished: list[int]) -> dict[str, Any]:
+    told = {name: step[name] for name in ("step", "policy_version", "checkpoint")}
+    return told | {"next_group": next_group, "unfinished_groups": unfinished}
 
 
 def write(told: Told, folder: Path) -> Path:
@@ -121,7 +134,11 @@ def write(told: Told, folder: Path) -> Path:
     from safetensors.numpy import save_file
 
     config = TrainingConfig.laptop(
-        groups_per_batch=2, max_groups_per_batch=2, group_size=2, minibatch_groups=1
+        clients=told.clients,
+        groups_per_batch=2,
+        max_groups_per_batch=2,
+        group_size=2,
+        minibatch_groups=1,
     )
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_json()))

@@ -1,6 +1,7 @@
 """Ends a run's process with SIGKILL at chosen and at random moments, and resumes it, until it is done.
 
-The runs are of the deterministic mode, so each must end exactly as one that was left alone.
+Runs of the exact mode must each end as one that was left alone. Those with attempts side by side, of two clients, have
+none to be compared with; all that holds of every run must hold of them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from pathlib import Path
 
 import psutil
 
-from . import checks, leaks
-from .driver import EXACT, ROOT, command, environment
-from .history import history, read_log
+from . import checks, leaks, reference
+from .driver import EXACT, ROOT, SIDE_BY_SIDE, cli_command, command, environment
+from .history import Event, history, jobs, read_log
 
 LIMIT = 240.0  # seconds that one process may take
 GONE = 30.0  # seconds in which all that a killed process started must be gone
 LOOK = 0.0005  # seconds between two looks at the folder
+MODES = {"exact": EXACT, "side by side": SIDE_BY_SIDE}
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ AIMS = (
     Aim("filling a batch", 2.0, event="rollout_start"),
     Aim("training or publishing", 0.15, event="group", count=2),
     Aim("a checkpoint just saved at the server", 0.03, file="server/*/weights/*.safetensors"),
-    Aim("a checkpoint's file being written", 0.002, file=".train-job0-checkpoint.json.*"),
-    Aim("a checkpoint's file just written", 0.03, file="train-job0-checkpoint.json"),
+    Aim("a checkpoint's file being written", 0.002, file=".train-job*-checkpoint.json.*"),
+    Aim("a checkpoint's file just written", 0.03, file="train-job*-checkpoint.json"),
     Aim("a step just logged", 0.05, event="step_done"),
     Aim("some steps later", 4.0, event="step_done", count=2),
 )
@@ -56,6 +58,7 @@ class Kill:
     aim: str
     where: str
     seconds: float  # since the start of the process
+    cli: bool = False  # whether the process was the command's, not the driver's
 
 
 @dataclass
@@ -63,6 +66,7 @@ class KilledRun:
     """One run that was killed and resumed until it was done, and what was found wrong with it."""
 
     folder: Path
+    mode: str = "exact"
     kills: list[Kill] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)  # processes and folders that outlived theirs
@@ -70,14 +74,26 @@ class KilledRun:
 
 
 class Killer:
-    """Makes killed runs in one folder, and the reference runs that they are compared with."""
+    """Makes killed runs in one folder, and the reference runs that they are compared with.
+
+    Each second process is the `swegym-tutorial train` of a user, who resumes by what the folder tells alone.
+    """
 
     def __init__(
-        self, output: Path, *, seed: int = 0, steps: int = 4, say: Callable[[str], None] = lambda text: None
+        self,
+        output: Path,
+        *,
+        mode: str = "exact",
+        seed: int = 0,
+        steps: int = 4,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """steps: of each run. say: told of each kill and each run's end."""
+        """mode: exact | side by side. steps: of each run. say: told of each kill and each run's end."""
         self.output = output
         self.runs: list[KilledRun] = []
+        self._mode = mode
+        self._settings = MODES[mode]
+        self._started = 0
         self._steps = steps
         self._random = random.Random(seed)
         self._say = say
@@ -94,7 +110,7 @@ class Killer:
                 raise RuntimeError("runs end before they can be killed")
         return self.runs
 
-    def _reference(self, seed: int) -> Path:
+    def _left_alone(self, seed: int) -> Path:
         """Return the folder of a run with this seed that was left alone."""
         if seed not in self._references:
             folder = self.output / f"reference-seed{seed}"
@@ -107,8 +123,8 @@ class Killer:
         return self._references[seed]
 
     def _killed_run(self, number: int, seed: int, wanted: int) -> KilledRun:
-        reference = self._reference(seed)
-        run = KilledRun(self.output / f"killed{number:02d}")
+        alone = self._left_alone(seed) if self._mode == "exact" else None
+        run = KilledRun(self.output / f"killed-{self._mode.replace(' ', '-')}{number:02d}", self._mode)
         with leaks.temporary_place() as temp:
             try:
                 while len(run.kills) < wanted:
@@ -118,29 +134,38 @@ class Killer:
                         break
                     run.kills.append(kill)
                     self._say(
-                        f"{run.folder.name}: killed after {kill.seconds:.1f} s, aim: {kill.aim}; {kill.where}"
+                        f"{run.folder.name}: {'command' if kill.cli else 'driver'} killed after {kill.seconds:.1f} s, "
+                        f"aim: {kill.aim}; {kill.where}"
                     )
                     time.sleep(self._random.choice((0, 0, 1)))
                 else:
                     process = self._start(run.folder, temp, seed)
                 self._finish(process, run.folder)
-                run.wrong = checks.all_of(run.folder, steps=self._steps)
-                run.wrong += checks.differences(run.folder, reference)
-                ours, theirs = (checks.weights(folder, "train-job0") for folder in (run.folder, reference))
-                run.identical = checks.same_weights(ours, theirs, exactly=True)
-            except (DriverFailed, OSError, LookupError) as error:
+                self._judge(run, alone)
+            except (DriverFailed, OSError, LookupError, ValueError) as error:
                 run.wrong.append(f"{type(error).__name__}: {error}")
             run.left = self._left(temp)
-        told = "; ".join([*run.wrong, *run.left]) or "exact" + (
-            "" if run.identical else ", but for the last bits"
-        )
-        self._say(f"{run.folder.name}: {len(run.kills)} kills, {told}")
+        good = "whole" if alone is None else "exact" if run.identical else "exact, but for the last bits"
+        self._say(f"{run.folder.name}: {len(run.kills)} kills, {'; '.join([*run.wrong, *run.left]) or good}")
         return run
+
+    def _judge(self, run: KilledRun, alone: Path | None) -> None:
+        run.wrong = checks.all_of(run.folder, steps=self._steps)
+        ours = {
+            job: reference.weights(run.folder, job) for job in jobs(read_log(run.folder)[0])
+        }  # all readable
+        if alone is not None:
+            run.wrong += reference.differences(run.folder, alone)
+            theirs = reference.weights(alone, "train-job0")
+            run.identical = reference.same_weights(ours["train-job0"], theirs, exactly=True)
 
     def _start(self, folder: Path, temp: Path, seed: int) -> subprocess.Popen[bytes]:
         """Start the run's process, which goes on where there is a folder."""
         folder.parent.mkdir(parents=True, exist_ok=True)
-        words = command(folder, resume=folder.exists(), seed=seed, steps=self._steps, **EXACT)
+        self._started += 1
+        begun = (folder / "config.json").exists()
+        make, resume = (cli_command, begun) if self._by_cli else (command, folder.exists())
+        words = make(folder, resume=resume, seed=seed, steps=self._steps, **self._settings)
         with (folder.parent / f"{folder.name}.log").open("ab") as log:
             return subprocess.Popen(
                 words,
@@ -151,6 +176,11 @@ class Killer:
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def _by_cli(self) -> bool:
+        """Whether the process that was started last is the command's."""
+        return self._started % 2 == 0
 
     def _finish(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         try:
@@ -188,7 +218,7 @@ class Killer:
             return None
         process.kill()
         process.wait()
-        return Kill(aim.name, where(folder), time.monotonic() - began)
+        return Kill(aim.name, where(folder), time.monotonic() - began, self._by_cli)
 
     def _left(self, temp: Path) -> list[str]:
         found = leaks.after_patience(lambda: leaks.processes(temp), GONE)
@@ -246,17 +276,26 @@ def where(folder: Path) -> str:
     events, _ = read_log(folder)
     if not events:
         return "before the first line"
-    told = history(events, "train-job0")
-    if (folder / "train-job0-checkpoint.json").exists():
-        saved = checks.read_checkpoint(folder, "train-job0")["step"]
-        if saved > told.last:
-            return f"step {saved}'s checkpoint is written, its line is not"
-    if (folder / "config.json").exists() and checks.is_full(told.pending, checks.read_config(folder)):
-        return "training or publishing a full batch"
+    doing = list(filter(None, (_doing(folder, events, job) for job in jobs(events))))
+    if doing:
+        return "; ".join(doing)
     last = events[-1]
     if last["event"] == "phase":
         return f"phase: {last['name']}"
-    return f"{len(told.steps)} steps done, last line: {last['event']}"
+    done = " and ".join(str(len(history(events, job).steps)) for job in jobs(events))
+    return f"{done or 'no'} steps done, last line: {last['event']}"
+
+
+def _doing(folder: Path, events: list[Event], job: str) -> str:
+    """Say what a client was doing, where it trained or wrote down what it had trained; else nothing."""
+    told = history(events, job)
+    if (folder / f"{job}-checkpoint.json").exists():
+        saved = checks.read_checkpoint(folder, job)["step"]
+        if saved > told.last:
+            return f"{job}: step {saved}'s checkpoint is written, its line is not"
+    if (folder / "config.json").exists() and checks.is_full(told.pending, checks.read_config(folder)):
+        return f"{job}: training or publishing a full batch"
+    return ""
 
 
 def _words(process: psutil.Process) -> list[str]:
