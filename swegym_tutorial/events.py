@@ -107,6 +107,8 @@ class RunFolder:
             if file.read(1) != b"\n":
                 file.write(b"\n")
         self._file = file
+        for part in self.path.glob(".*.json.*"):  # what a process wrote when it was killed
+            part.unlink(missing_ok=True)
         if self._disk is not None:
             self._disk.start()
 

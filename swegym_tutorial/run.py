@@ -217,9 +217,12 @@ class TrainingRun:
         try:
             if self._sandboxes is not None:
                 self._sandboxes.close()
+        except Exception as error:  # sandboxes may be anybody's
+            with contextlib.suppress(OSError):
+                self._say(f"not all sandboxes could be ended: {error}")
+        finally:
             if self._clients is not None:
                 self._clients.join(CLOSING)
-        finally:
             self._closed.set()
             atexit.unregister(self._at_exit)
 
@@ -316,11 +319,9 @@ class TrainingRun:
                 raise RunError(f"{path} has no checkpoint of step {step}: {told_steps(kept)}")
 
     def _reap(self, kind: str) -> None:
-        """End, in the background, the sandboxes that earlier parts of this run left when they were killed."""
+        """End, in the background, what earlier parts of this run, and other dead runs of this machine, left."""
         runs = [event["run"] for event in scan(self.folder.events, ("run_start",)) if event.get("run")]
         dead = [run for run in runs if run != self.id]
-        if not dead:
-            return
 
         def work() -> None:
             if count := reap_runs(kind, dead, self._say):

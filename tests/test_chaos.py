@@ -289,6 +289,14 @@ def test_a_line_that_is_no_event_is_found(line, tmp_path):
     assert any("no event" in text for text in checks.all_of(folder))
 
 
+@pytest.mark.parametrize("name", [f".{JOB}-checkpoint.json.123", "server/m/weights/s.safetensors.1.part"])
+def test_what_was_left_half_written_is_found(name, tmp_path):
+    folder = write(story(), tmp_path / "run")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("{")
+    assert checks.all_of(folder) == [f"{name} was left half written"]
+
+
 def test_an_attempt_that_cannot_be_read_is_found(tmp_path):
     folder = write(story(), tmp_path / "run")
     place = folder / "episodes" / "run-0" / JOB

@@ -25,6 +25,7 @@ def all_of(folder: Path, *, steps: int | None = None) -> list[str]:
     found = [f"events.jsonl holds a line that is no event: {line[:120]!r}" for line in bad]
     found += attempts_ended(events)
     found += folders_readable(folder, events)
+    found += nothing_half_written(folder)
     found += groups_agree(events, config)
     found += tasks_stay(events)
     for job in [f"train-job{n}" for n in range(config.clients)]:
@@ -339,6 +340,12 @@ def folders_readable(folder: Path, events: list[Event]) -> list[str]:
         except (OSError, ValueError, EOFError) as error:
             found.append(f"{place.relative_to(folder)} cannot be read: {type(error).__name__}: {error}")
     return found
+
+
+def nothing_half_written(folder: Path) -> list[str]:
+    """What a killed process was writing is gone: files get their names when they are whole."""
+    left = [*folder.rglob(".*"), *folder.rglob("*.part")]
+    return [f"{path.relative_to(folder)} was left half written" for path in sorted(left)]
 
 
 def _place(folder: Path, event: Event) -> Path:
