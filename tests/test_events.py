@@ -98,6 +98,15 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.json"]
 
 
+def test_what_a_killed_process_was_writing_is_gone_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / ".train-job0-checkpoint.json.123").write_text("{")
+    (tmp_path / "config.json").write_text("{}")
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "events.jsonl"]
+
+
 def test_who_looks_at_a_folder_does_not_keep_a_run_from_opening_it(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.open()

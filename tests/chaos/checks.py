@@ -5,17 +5,28 @@ Pure functions over folders. `all_of` makes every check of one folder.
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from swegym_tutorial.config import TrainingConfig
 from swegym_tutorial.events import read_episode
 
-from .history import SEEN, Event, History, attempt_of, history, jobs, parts, read_log, training_attempts
-
-LOST = "infrastructure"  # the outcome of an attempt that was given up
+from . import sampled
+from .history import (
+    LOST,
+    Event,
+    History,
+    attempt_of,
+    history,
+    jobs,
+    listed,
+    parts,
+    read_checkpoint,
+    read_config,
+    read_log,
+    training_attempts,
+)
 
 
 def all_of(folder: Path, *, steps: int | None = None) -> list[str]:
@@ -26,15 +37,15 @@ def all_of(folder: Path, *, steps: int | None = None) -> list[str]:
     found += attempts_ended(events)
     found += folders_readable(folder, events)
     found += nothing_half_written(folder)
-    found += groups_agree(events, config)
-    found += tasks_stay(events)
+    found += sampled.groups_agree(events, config)
+    found += sampled.tasks_stay(events)
     for job in [f"train-job{n}" for n in range(config.clients)]:
         told = history(events, job)
         found += steps_contiguous(told, steps)
         found += batches_whole(told)
         found += groups_once(told)
-        found += groups_fresh(told, config)
-        found += versions_go_on(events, job)
+        found += sampled.groups_fresh(told, config)
+        found += sampled.versions_go_on(events, job)
         try:
             saved = read_checkpoint(folder, job)
         except (OSError, ValueError) as error:
@@ -46,14 +57,6 @@ def all_of(folder: Path, *, steps: int | None = None) -> list[str]:
         found += resumes_agree(events, job, saved)
     found += [f"a full batch never became a step: {lost}" for lost in lost_batches(events, config)]
     return found
-
-
-def read_config(folder: Path) -> TrainingConfig:
-    return TrainingConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
-
-
-def read_checkpoint(folder: Path, job: str) -> dict[str, Any]:
-    return json.loads((folder / f"{job}-checkpoint.json").read_text(encoding="utf-8"))
 
 
 # -- The history that the checkpoints tell ---------------------------------------------------------
@@ -114,12 +117,12 @@ def checkpoint_agrees(told: History, saved: dict[str, Any]) -> list[str]:
     found = []
     if saved["step"] != told.last:
         found.append(f"{told.job}: the checkpoint is of step {saved['step']}, the last line of {told.last}")
-    listed = _listed(saved)
-    numbers = [entry["step"] for entry in listed]
+    entries = listed(saved)
+    numbers = [entry["step"] for entry in entries]
     if numbers != list(range(saved["step"], saved["step"] - len(numbers), -1)):
         found.append(f"{told.job}: the checkpoint's file lists the steps {numbers}")
     lines = {step.number: step.done["checkpoint"] for step in told.steps}
-    for entry in listed:
+    for entry in entries:
         if entry["step"] >= 0 and lines.get(entry["step"]) != entry["checkpoint"]:
             found.append(
                 f"{told.job} step {entry['step']}: its line names {lines.get(entry['step'])}, the checkpoint's "
@@ -134,7 +137,7 @@ def groups_accounted(told: History, saved: dict[str, Any]) -> list[str]:
     So it must be for each checkpoint that is listed.
     """
     found = []
-    for entry in _listed(saved):
+    for entry in listed(saved):
         seen = {g["group"] for step in told.steps if step.number <= entry["step"] for g in step.groups}
         open_ones = set(entry["unfinished_groups"])
         about = f"{told.job}, checkpoint of step {entry['step']}"
@@ -160,7 +163,7 @@ def cursors_ahead(events: list[Event], job: str, saved: dict[str, Any]) -> list[
             elif event["event"] == "training_start":
                 begun[event["step"]] = set(started)
     found = []
-    for entry in _listed(saved):
+    for entry in listed(saved):
         if beyond := {n for n in begun.get(entry["step"], ()) if n >= entry["next_group"]}:
             found.append(
                 f"{job}, checkpoint of step {entry['step']}: the groups {sorted(beyond)} were begun before, and its "
@@ -171,7 +174,7 @@ def cursors_ahead(events: list[Event], job: str, saved: dict[str, Any]) -> list[
 
 def resumes_agree(events: list[Event], job: str, saved: dict[str, Any]) -> list[str]:
     """A resume starts anew what its checkpoint names, and really starts it before anything newer."""
-    named = {entry["checkpoint"]: entry["unfinished_groups"] for entry in _listed(saved)}
+    named = {entry["checkpoint"]: entry["unfinished_groups"] for entry in listed(saved)}
     found = []
     for part in parts(events):
         resumed = [e for e in part if e["event"] == "resumed" and e["job"] == job]
@@ -187,78 +190,6 @@ def resumes_agree(events: list[Event], job: str, saved: dict[str, Any]) -> list[
                 f"{job}: a resume told that it starts {sorted(missing)} anew, and began {min(later)}"
             )
     return found
-
-
-def versions_go_on(events: list[Event], job: str) -> list[str]:
-    """What a resumed part samples, it samples under its checkpoint's policy or a newer one."""
-    found = []
-    for part in parts(events):
-        least = 0
-        for event in part:
-            if event.get("job") != job:
-                continue
-            if event["event"] == "resumed":
-                least = event["step"] + 1
-            elif event["event"] == "rollout_start" and event["policy_version"] < least:
-                found.append(
-                    f"{job}: group {event['group']} was begun under version {event['policy_version']} after a "
-                    f"resume at version {least}"
-                )
-    return found
-
-
-def groups_fresh(told: History, config: TrainingConfig) -> list[str]:
-    """No step was trained on a group of a policy that was too old for it, or that was not yet published."""
-    found = []
-    for step in told.steps:
-        for group in step.groups:
-            age = step.number - group["policy_version"]  # a step trains the policy of its own number
-            if age < 0 or (group["fate"] == "kept" and age > config.max_staleness):
-                found.append(
-                    f"{told.job} step {step.number}: group {group['group']} is of version {group['policy_version']}"
-                )
-    return found
-
-
-def groups_agree(events: list[Event], config: TrainingConfig) -> list[str]:
-    """A group's line tells of one attempt each, all made by the part that logged it and under one policy."""
-    found = []
-    for part in parts(events):
-        ends: defaultdict[tuple[str, int], dict[int, Event]] = defaultdict(dict)
-        for event in training_attempts(part, "episode"):
-            ends[event["job"], event["group"]][event["attempt"]] = event
-        for event in (e for e in part if e["event"] in SEEN):
-            about = f"{event['job']}: group {event['group']}"
-            mine = ends[event["job"], event["group"]]
-            if sorted(mine) != list(range(config.group_size)):
-                found.append(f"{about} has a fate, and ends of its attempts {sorted(mine)} only")
-            rewards = [mine[n]["reward"] for n in sorted(mine) if mine[n]["outcome"] != LOST]
-            if rewards != event["rewards"] or len(mine) - len(rewards) != event["lost"]:
-                found.append(
-                    f"{about} has the rewards {event['rewards']} and {event['lost']} lost, its attempts {rewards}"
-                )
-            versions = {each["policy_version"] for each in mine.values()}
-            if mine and versions != {event["policy_version"]}:
-                found.append(f"{about} is of version {event['policy_version']}, its attempts of {versions}")
-    return found
-
-
-def tasks_stay(events: list[Event]) -> list[str]:
-    """A group's number decides its task, whichever part starts it."""
-    tasks: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
-    for event in training_attempts(events, "rollout_start"):
-        tasks[event["job"], event["group"]].add(event["instance_id"])
-    for event in (e for e in events if e["event"] in SEEN):
-        tasks[event["job"], event["group"]].add(event["instance_id"])
-    return [
-        f"{job}: group {number} had the tasks {sorted(names)}"
-        for (job, number), names in tasks.items()
-        if len(names) > 1
-    ]
-
-
-def _listed(saved: dict[str, Any]) -> list[dict[str, Any]]:
-    return [saved, *saved.get("earlier", [])]
 
 
 def lost_batches(events: list[Event], config: TrainingConfig) -> list[str]:

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swegym_tutorial.config import TrainingConfig
+
 Event = dict[str, Any]
 SEEN = ("group", "group_failed")  # the events that tell a group's fate
+LOST = "infrastructure"  # the outcome of an attempt that was given up
 ENDS = ("run_done", "run_stopped", "run_failed")
 
 
@@ -66,6 +69,19 @@ def read_log(folder: Path) -> tuple[list[Event], list[str]]:
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
+
+
+def read_config(folder: Path) -> TrainingConfig:
+    return TrainingConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def read_checkpoint(folder: Path, job: str) -> dict[str, Any]:
+    return json.loads((folder / f"{job}-checkpoint.json").read_text(encoding="utf-8"))
+
+
+def listed(saved: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the checkpoints of a file, the newest first."""
+    return [saved, *saved.get("earlier", [])]
 
 
 def jobs(events: list[Event]) -> list[str]:

@@ -18,7 +18,7 @@ import psutil
 
 from . import checks, leaks, reference
 from .driver import EXACT, ROOT, SIDE_BY_SIDE, cli_command, command, environment
-from .history import Event, history, jobs, read_log
+from .history import Event, history, jobs, read_checkpoint, read_config, read_log
 
 LIMIT = 240.0  # seconds that one process may take
 GONE = 30.0  # seconds in which all that a killed process started must be gone
@@ -290,10 +290,10 @@ def _doing(folder: Path, events: list[Event], job: str) -> str:
     """Say what a client was doing, where it trained or wrote down what it had trained; else nothing."""
     told = history(events, job)
     if (folder / f"{job}-checkpoint.json").exists():
-        saved = checks.read_checkpoint(folder, job)["step"]
+        saved = read_checkpoint(folder, job)["step"]
         if saved > told.last:
             return f"{job}: step {saved}'s checkpoint is written, its line is not"
-    if (folder / "config.json").exists() and checks.is_full(told.pending, checks.read_config(folder)):
+    if (folder / "config.json").exists() and checks.is_full(told.pending, read_config(folder)):
         return f"{job}: training or publishing a full batch"
     return ""
 

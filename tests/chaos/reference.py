@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .checks import read_checkpoint
-from .history import Event, history, jobs, read_log
+from .history import Event, history, jobs, read_checkpoint, read_log
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}  # of metrics and weights that are computed again
 
