@@ -219,7 +219,7 @@ class PolicyClient:
         began = time.monotonic()
         met: Counter[Trouble] = Counter()
         reason, checkpoint = "", self.checkpoint
-        with self._service.watch.waiting(what):
+        with self._service.watch.waiting(what) as waiting:
             for tries in itertools.count(1):
                 try:
                     self._fresh = self._adapter is None
@@ -233,7 +233,7 @@ class PolicyClient:
                     if met[error.trouble] >= LIMITS.get(error.trouble, math.inf):
                         raise
                     reason = str(error)
-                    self._service.watch.hear(reason)
+                    waiting.hear(reason)
                 except BaseException:
                     self.close()
                     raise
