@@ -50,8 +50,8 @@ class Watch:
         self._began = 0.0
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Mark a call, with all its tries."""
+    def waiting(self, what: str) -> Iterator[int]:
+        """Mark a call, with all its tries; gives its number, for `aside`."""
         with self._lock:
             if self.thread is None and not self._over.is_set():
                 self.thread = threading.Thread(target=self._look, name="server-watch", daemon=True)
@@ -60,10 +60,22 @@ class Watch:
             number = next(self._numbers)
             self._calls[number] = (time.monotonic(), what)
         try:
-            yield
+            yield number
         finally:
             with self._lock:
                 del self._calls[number]
+
+    @contextlib.contextmanager
+    def aside(self, number: int) -> Iterator[None]:
+        """Take a marked call for no waiting while its caller waits for something else; its age counts anew then."""
+        with self._lock:
+            _, what = self._calls[number]
+            self._calls[number] = (math.inf, what)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls[number] = (time.monotonic(), what)
 
     def hear(self, reason: str) -> None:
         """Take note of an error that is being waited out, or of a warning."""
