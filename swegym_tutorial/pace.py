@@ -2,8 +2,9 @@
 
 A batch waits for groups that would be too old for the next one. A slow task's group that starts just before a
 publication would hold up the batch after it; started just after, it is done in time. So a group that would be late is
-put off to the next publication, and others go first. It is put off once: after that it starts before all others, so no
-number starves, and how often a task is sampled does not hang on its speed. Knows nothing of threads or of what a group
+put off to the next publication, and others go first. Then it starts before all others; where many were put off they
+take the workers for so long that some are put off again, but three times at most: no number starves, and how often a
+task is sampled does not hang on its speed. Knows nothing of threads or of what a group
 holds.
 """
 
@@ -20,6 +21,7 @@ PUBLICATIONS = 4  # the last ones, whose distance says when the next is due
 # than that is late in any case, and no later than others if it begins right after a publication.
 LIFE, LONGEST = 1.85, 1.65
 MARGIN = 2.5  # a group may take so many times as long as its task's did in the mean
+MOST = 3  # publications that a group is put off over
 NEWEST = 0.5  # weight of the newest group in its task's mean
 
 
@@ -32,7 +34,8 @@ class Pace:
         self._task_of = task_of
         self._took: dict[str, float] = {}
         self._published: deque[float] = deque(maxlen=PUBLICATIONS)
-        self._put_off: set[int] = set()  # since the last publication
+        self._count = 0  # of the publications
+        self._put_off: dict[int, int] = {}  # of each number that was put off, the count when it first was
 
     def completed(self, task: str, seconds: float) -> None:
         """A group of a task took so long from its start until its last attempt was graded."""
@@ -40,21 +43,27 @@ class Pace:
 
     def published(self, now: float) -> None:
         self._published.append(now)
-        self._put_off.clear()
+        self._count += 1
 
     def choose(self, left: list[int], next_group: int, now: float) -> int:
-        """Return the number to start: the lowest that is in time, or was put off before; if none is, the lowest.
+        """Return the number to start: the lowest that is in time, or may not be put off; if none is, the lowest.
 
         left: lower numbers than next_group that are still to be started, ascending. Those below the result are put off.
         """
         numbers = [*left, *range(next_group, next_group + self._ahead - len(left))] or [next_group]
-        put_off: list[int] = []
-        for number in numbers:
-            if (number < next_group and number not in self._put_off) or self._in_time(number, now):
-                self._put_off.update(put_off)
-                return number
-            put_off.append(number)
-        return numbers[0]
+        for place, number in enumerate(numbers):
+            if self._must(number, next_group) or self._in_time(number, now):
+                for passed in numbers[:place]:
+                    self._put_off.setdefault(passed, self._count)
+                break
+        else:
+            number = numbers[0]
+        self._put_off.pop(number, None)
+        return number
+
+    def _must(self, number: int, next_group: int) -> bool:
+        """Whether a number was put off often enough; or is of an earlier part, which began it once already."""
+        return number < next_group and self._count - self._put_off.get(number, -MOST) >= MOST
 
     def _in_time(self, number: int, now: float) -> bool:
         if self._ahead == 1 or len(self._published) < 2:

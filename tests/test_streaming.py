@@ -166,7 +166,7 @@ def test_minibatches_are_those_of_the_whole_batch_in_its_order(begin):
 
 def test_a_minibatch_goes_out_before_the_batch_is_full_and_the_log_tells_when_it_was(begin):
     done = threading.Event()
-    setup = begin(replace(CONFIG, steps=1), Attempts(seconds=lambda group: 0 if group < 4 else done.wait(30)))
+    setup = begin(replace(CONFIG, steps=1), Attempts(seconds=lambda group: 0 if group < 3 else done.wait(30)))
     thread = threading.Thread(target=run, args=(setup,))
     thread.start()
     deadline = time.monotonic() + 20
