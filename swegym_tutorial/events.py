@@ -140,6 +140,12 @@ class RunFolder:
             if self._file is not None:
                 self._file.close()
 
+    def sync(self) -> None:
+        """Have the log on the disk, so that no loss of power takes lines that a checkpoint rests on."""
+        with self._lock:
+            if self._file is not None and not self._file.closed:
+                os.fsync(self._file.fileno())
+
     def checkpoint(self, job: int) -> Path:
         return self.path / f"train-job{job}-checkpoint.json"
 

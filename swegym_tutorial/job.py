@@ -94,7 +94,8 @@ class TrainingJob:
         """
         step = self._restore(phase)
         try:
-            self._start_workers(phase)
+            if step < self._config.steps:
+                self._start_workers(phase)
             while step < self._config.steps:
                 self._do_step(step, phase, deadline)
                 step += 1
@@ -230,6 +231,7 @@ class TrainingJob:
             "phase": phase,
         }
         keep = self._config.keep_checkpoints
+        self._folder.sync()
         write_checkpoint(self._folder.checkpoint(self.index), checkpoint, result, keep)
 
     def _restore(self, phase: str) -> int:
@@ -255,7 +257,7 @@ class TrainingJob:
             job=self.name,
             step=saved["step"],
             checkpoint=saved["checkpoint"],
-            restarted=saved["unfinished_groups"],
+            restarted=saved["unfinished_groups"] if done < self._config.steps else [],
         )
         return done
 

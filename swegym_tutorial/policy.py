@@ -29,7 +29,7 @@ from .halt import Halt, Stopped
 from .minibatch import datum
 from .rollout import Sample
 from .session import START_TIMEOUT, Line, Session
-from .watch import Watch, ailment
+from .watch import WaitingCall, Watch, ailment
 
 if TYPE_CHECKING:
     import tinker
@@ -152,7 +152,7 @@ class PolicyClient:
         self._adapter: tinker.TrainingClient | None = None
         self._fresh = False  # whether it was made for the work that is being done
         self._pending: list[Any] = []  # calls whose answers are still to come
-        self._watched = 0  # the watch's number of the work that is being done
+        self._waiting: WaitingCall | None = None  # the work that is being done, as the watch knows it
 
     def begin(self) -> None:
         """Make an untrained adapter, or one in the checkpoint's state. Raises PolicyError, CheckpointGone, Stopped."""
@@ -221,7 +221,8 @@ class PolicyClient:
         failed = math.inf  # when it first did
         met: Counter[Trouble] = Counter()
         reason, checkpoint = "", self.checkpoint
-        with self._service.watch.waiting(what) as self._watched:
+        with self._service.watch.waiting(what) as waiting:
+            self._waiting = waiting
             for tries in itertools.count(1):
                 try:
                     self._fresh = self._adapter is None
@@ -236,7 +237,7 @@ class PolicyClient:
                     if met[error.trouble] >= LIMITS.get(error.trouble, math.inf):
                         raise
                     reason = str(error)
-                    self._service.watch.hear(reason)
+                    waiting.hear(reason)
                 except BaseException:
                     self.close()
                     raise
@@ -304,8 +305,9 @@ class PolicyClient:
     def _collected(self, minibatches: Iterable[list[types.Datum]]) -> Iterator[list[types.Datum]]:
         """Yield the minibatches; what their collecting takes is no waiting for the server."""
         iterator = iter(minibatches)
+        assert self._waiting is not None
         while True:
-            with self._service.watch.aside(self._watched):
+            with self._waiting.aside():
                 data = next(iterator, None)
             if data is None:
                 return

@@ -142,7 +142,7 @@ class Line:
         session; what the server fails at is tried a few times. Raises PolicyError, Stopped.
         """
         met: Counter[Trouble] = Counter()
-        with self._watch.waiting(what):
+        with self._watch.waiting(what) as waiting:
             while True:
                 session = self.current()
                 try:
@@ -155,7 +155,7 @@ class Line:
                         self._renew(session)
                         if met.total() == 1:
                             continue
-                    self._watch.hear(str(error))
+                    waiting.hear(str(error))
                 if halt.wait(pause(met.total())):
                     raise Stopped(what)
 

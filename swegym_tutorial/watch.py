@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 SLOW = 15.0  # seconds after which the server is asked how it is
@@ -21,7 +22,32 @@ PENDING = 900.0  # seconds after which a call is told of though the server is we
 ASK_EVERY = 10.0  # seconds between two questions
 LOOK_EVERY = 1.0  # and between two looks at what waits
 TELL_EVERY = 30.0  # seconds between two lines on one trouble, growing with its age
-FRESH = 90.0  # seconds for which an error, or a warning of the SDK's, explains the waiting
+FRESH = 90.0  # seconds for which a warning of the SDK's explains the waiting
+
+
+@dataclass
+class WaitingCall:
+    """One call to the server, with all its tries."""
+
+    what: str
+    since: float  # by time.monotonic()
+    reason: str = ""  # what the last try failed of
+
+    def hear(self, reason: str) -> None:
+        self.reason = _short(reason)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take it for no waiting while its caller waits for something else; then its age and reason count anew."""
+        self.since = math.inf
+        try:
+            yield
+        finally:
+            self.since, self.reason = time.monotonic(), ""
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:500]
 
 
 class Watch:
@@ -39,10 +65,10 @@ class Watch:
         """log: of a run folder. ask: says what ails the server, or None where it answers; may take seconds."""
         self._log, self._ask = log, ask
         self._slow, self._ask_every, self._look_every = slow, ask_every, look_every
-        self._calls: dict[int, tuple[float, str]] = {}  # of each waiting call since when, and for what
+        self._calls: dict[int, WaitingCall] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._heard: tuple[float, str] | None = None  # the last error or warning
+        self._heard: tuple[float, str] | None = None  # the last warning
         self._over = threading.Event()
         self.thread: threading.Thread | None = None
         self._warnings = _Warnings(self.hear)
@@ -50,37 +76,25 @@ class Watch:
         self._began = 0.0
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[int]:
-        """Mark a call, with all its tries; gives its number, for `aside`."""
+    def waiting(self, what: str) -> Iterator[WaitingCall]:
+        """Mark a call, with all its tries; what each try failed of is for its `hear`."""
         with self._lock:
             if self.thread is None and not self._over.is_set():
                 self.thread = threading.Thread(target=self._look, name="server-watch", daemon=True)
                 self.thread.start()
                 logging.getLogger("tinker").addHandler(self._warnings)
             number = next(self._numbers)
-            self._calls[number] = (time.monotonic(), what)
+            call = self._calls[number] = WaitingCall(what, time.monotonic())
         try:
-            yield number
+            yield call
         finally:
             with self._lock:
                 del self._calls[number]
 
-    @contextlib.contextmanager
-    def aside(self, number: int) -> Iterator[None]:
-        """Take a marked call for no waiting while its caller waits for something else; its age counts anew then."""
-        with self._lock:
-            _, what = self._calls[number]
-            self._calls[number] = (math.inf, what)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._calls[number] = (time.monotonic(), what)
-
     def hear(self, reason: str) -> None:
-        """Take note of an error that is being waited out, or of a warning."""
+        """Take note of a warning that may concern any call."""
         with self._lock:
-            self._heard = (time.monotonic(), " ".join(reason.split())[:500])
+            self._heard = (time.monotonic(), _short(reason))
 
     def close(self) -> None:
         """End the thread; returns at once."""
@@ -95,23 +109,26 @@ class Watch:
         asked, ails = -math.inf, None
         while not self._over.wait(self._look_every):
             with self._lock:
-                oldest = min(self._calls.values(), default=None)
-            age = time.monotonic() - oldest[0] if oldest else 0.0
+                oldest = min(self._calls.values(), key=lambda call: call.since, default=None)
+            age = time.monotonic() - oldest.since if oldest else 0.0
             if oldest is None or age < self._slow:
                 self._tell_over()
                 continue
             if time.monotonic() - asked >= self._ask_every:
                 ails = self._ask()
                 asked = time.monotonic()
-            with self._lock:
-                recent = self._heard if self._heard and time.monotonic() - self._heard[0] < FRESH else None
-            reason = ails or (recent[1] if recent else None)
+            reason = ails or oldest.reason or self._warning()
             if reason is None and age >= PENDING:
                 reason = "the server answers, and the call is still pending"
             if reason is None:
                 self._tell_over()
             else:
-                self._tell(oldest[1], age, reason)
+                self._tell(oldest.what, age, reason)
+
+    def _warning(self) -> str | None:
+        with self._lock:
+            heard = self._heard
+        return heard[1] if heard and time.monotonic() - heard[0] < FRESH else None
 
     def _tell(self, what: str, age: float, reason: str) -> None:
         now = time.monotonic()

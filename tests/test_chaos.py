@@ -19,7 +19,7 @@ from chaos import sandboxes as chaotic_sandboxes
 from chaos.chaotic import Meddling, run_in, world
 from chaos.folders import JOB, MIXED, SAME, Told, story, write
 from chaos.history import history, read_log
-from chaos.killer import Killer
+from chaos.killer import AIMS, Killer
 from chaos.proxy import KINDS, Rates, chaos_proxy
 from chaos.sandboxes import ChaoticBackend, Shares
 from safetensors.numpy import save_file
@@ -62,11 +62,12 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_left_alone(tm
 
 @pytest.mark.slow
 def test_two_clients_with_attempts_side_by_side_are_killed_and_lose_nothing(tmp_path):
-    killer = Killer(tmp_path, mode="side by side", seed=5, steps=3)
+    aims = [aim for aim in AIMS if aim.name in ("training or publishing", "a checkpoint's file just written")]
+    killer = Killer(tmp_path, mode="side by side", seed=5, steps=2, aims=aims)
     runs = killer.run(2)
     assert [run.wrong for run in runs] == [[] for _ in runs]
     assert [run.left for run in runs] == [[] for _ in runs]
-    assert sum(len(run.kills) for run in runs) == 2
+    assert sorted(kill.aim for run in runs for kill in run.kills) == sorted(aim.name for aim in aims)
 
 
 # -- What the checks find ------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from . import CommandResult, SandboxError, supervisor
-from .container import Call, Container
+from .container import Call, Container, NotStarted
 from .process import Output
-from .supervisor import Told, told
+from .supervisor import Stdout, Told, told
 from .threads import Pending
 
 OUTPUT_LIMIT = 256 << 20  # bytes: unlike on this machine, all of it travels
@@ -94,22 +94,29 @@ class RemoteSandbox:
     ) -> tuple[Told, bool]:
         """Run supervisor.supervise and hold its deadline from outside; also return whether it flooded."""
         for pause in (*START_PAUSES, None):
-            with self._calling(program, env, output.add, OUTPUT_LIMIT) as call:
+            stdout = Stdout(output.add)
+            with self._calling(program, env, stdout.add, OUTPUT_LIMIT) as call:
                 call.wait_for_start(START_PATIENCE)
-                call.wait(timeout + SLACK)
-                said = told(call.head, call.words)
-                late = not call.ended and not call.flooded
-                # A supervisor that ends by itself says so, and one that was killed has another exit code than 0.
-                if call.ended and call.code in (-1, 0) and not said.ended:
-                    raise self._give_up("the engine hung up before the command's end")
-                if not call.ended or (said.started and not (said.ended and call.code == 0)):
-                    self._clear()  # also: it killed its supervisor
+                in_time = call.wait(timeout + SLACK) or call.flooded
+                if cleared := not call.ended:
+                    self._clear()
                     if not call.wait(SLACK, flooded=True):
                         raise self._give_up("a command was killed and did not end")
+                said = told(call.head, call.words)
+                whole = stdout.end(said.mark)
+                # A supervisor that ends by itself says so, and one that was killed has another exit code than 0.
+                if call.code in (-1, 0) and not whole and not call.flooded:
+                    raise self._give_up("the engine hung up before the command's end")
+                if said.started and call.code != 0 and not cleared:
+                    self._clear()  # it killed its supervisor, or the engine failed
             if said.started:
                 if call.error is not None:  # so some output may be missing
                     raise self._failed(call.error) from call.error
-                return (Told(True, late=True) if late else said), call.flooded
+                if call.code not in (-1, 0):  # what it said may be the command's words
+                    said = Told(True, late=not in_time)
+                return said, call.flooded
+            if call.error is not None and not isinstance(call.error, NotStarted):
+                raise self._give_up(str(call.error))  # it may run, and must not run twice
             # The engine started no program. The container may be full of dying processes, or the engine busy.
             if fault := self._fault():
                 raise self._give_up(fault)
@@ -134,19 +141,20 @@ class RemoteSandbox:
         with self._busy:
             file = self._stage(data) if len(data) > ARGUMENT_LIMIT else ""
             encoded = "" if file else base64.b64encode(data).decode()
-            words, _ = self._move(supervisor.write(path, encoded, file), lambda data: None)
-        if not words.endswith(b"written\n"):
-            said = words.decode("utf-8", "replace").strip().removeprefix("no ")
+            call = self._move(supervisor.write(path, encoded, file), lambda data: None)
+        if not call.words.endswith(b"written\n"):
+            said = call.words.decode("utf-8", "replace").strip().removeprefix("no ")
             raise SandboxError(f"{path} could not be written: {said or 'the sandbox does not say why'}")
 
     def read_file(self, path: str, limit: int = 64 << 20) -> bytes:
         """Return a regular file's bytes; see the protocol."""
         _check_path(path)
         data = bytearray()
+        stdout = Stdout(data.extend)
         with self._busy:
-            words, code = self._move(supervisor.read(path, limit + 1), data.extend)
-        if not words.endswith(b"read\n"):
-            if code in (-1, 0):  # where there is no file, it ends with another code
+            call = self._move(supervisor.read(path, limit + 1), stdout.add)
+        if not stdout.end(told(call.head, call.words).mark):
+            if call.code in (-1, 0):  # where there is no file, it ends with another code
                 raise SandboxError(f"{path} could not be read: the engine hung up")
             raise FileNotFoundError(f"no regular file at {path} in the sandbox")
         return bytes(data)
@@ -186,14 +194,14 @@ class RemoteSandbox:
         except SandboxError as error:
             raise self._failed(error) from error
 
-    def _move(self, program: Sequence[str], out: Callable[[bytes], object]) -> tuple[bytes, int | None]:
-        """Run one of supervisor.py's programs that move a file; return what it said, and its exit code."""
+    def _move(self, program: Sequence[str], out: Callable[[bytes], object]) -> Call:
+        """Run one of supervisor.py's programs that move a file to its end."""
         with self._calling(program, self.environment, out) as call:
             if not call.wait(FILE_PATIENCE):
                 raise self._give_up(f"a file was not moved within {FILE_PATIENCE:.0f} s")
         if call.error is not None:
             raise self._failed(call.error) from call.error
-        return call.words, call.code
+        return call
 
     @contextlib.contextmanager
     def _calling(

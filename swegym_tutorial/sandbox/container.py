@@ -18,6 +18,10 @@ class Throttled(SandboxError):
     """The engine or service is too busy to start a container now; a later try may work."""
 
 
+class NotStarted(SandboxError):
+    """The engine refused to start a program: nothing of it ran, so it may be tried again."""
+
+
 class Container(ABC):
     """One running container. fault() and remove() come from any thread at any time, also during a run()."""
 
@@ -25,12 +29,12 @@ class Container(ABC):
 
     @abstractmethod
     def run(self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]) -> int:
-        """Run a program to its end, as root with stdin empty; return its exit code, -1 where it is not known.
+        """Run a program to its end, as root with stdin empty; return its exit code, -1 where only its end is known.
 
         env is added to the container's environment. take(1, data) is given its stdout and take(2, data) its
         stderr as they come, in pieces of a few MB at most; what take raises ends the run. It may be called
         while another run goes on. One that never returns is left to its thread. Raises SandboxError where the
-        engine fails.
+        engine fails or hangs up, and NotStarted where it is sure that nothing ran.
         """
 
     @abstractmethod

@@ -19,7 +19,7 @@ from typing import Any
 from ..config import TrainingConfig
 from ..tasks import Task
 from . import Leftover, SandboxError, supervisor
-from .container import Container, Throttled
+from .container import Container, NotStarted, Throttled
 from .engine import connect
 from .images import Images, laptop_image, talking
 from .reaper import Reaper, driver_id, is_gone
@@ -151,37 +151,45 @@ class DockerContainer(Container):
 
     def run(self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]) -> int:
         """Run a program to its end; see Container."""
-        import docker.errors
-
-        with talking(f"a program could not be run in container {self.name}"):
-            # Not in the image's folder: a command may have removed it, and then the engine starts nothing.
-            made = self._api.exec_create(self.name, list(program), environment=dict(env), workdir="/")["Id"]
+        what = f"a program could not be run in container {self.name}"
+        try:
+            with talking(what):
+                # Not in the image's folder: a command may have removed it, and then the engine starts nothing.
+                made = self._api.exec_create(self.name, list(program), environment=dict(env), workdir="/")
+        except SandboxError as error:
+            raise NotStarted(str(error)) from error
+        with talking(what):
             # The SDK's own exec_start reads past what came with the answer's head, and so can lose the beginning.
-            url = f"{self._api.base_url}/v{self._api.api_version}/exec/{made}/start"
+            url = f"{self._api.base_url}/v{self._api.api_version}/exec/{made['Id']}/start"
             answer = self._api.post(url, json={"Detach": False, "Tty": False}, stream=True, timeout=None)
             try:
                 if not answer.ok:
-                    raise docker.errors.APIError(f"exec answered {answer.status_code}", answer, answer.text)
+                    raise NotStarted(f"{what}: exec answered {answer.status_code}: {answer.text.strip()}")
                 for stream, data in _frames(answer.raw.read):
                     take(stream, data)
             finally:
                 answer.close()
-        return self._exit_code(made)
+        return self._exit_code(made["Id"])
 
     def _exit_code(self, made: str) -> int:
-        """Ask for the exit code of a program whose output is over: the engine may hear of its end a little later."""
+        """Ask for the exit code of a program whose output is over: the engine may hear of its end a little later.
+
+        Output that is cut off is over too, so a program that goes on is a fault.
+        """
         import docker.errors
 
+        why = "the engine hung up before the command's end"
         for number in range(_ASKED):
-            with contextlib.suppress(SandboxError), talking("its exit code could not be read"):
-                try:
+            try:
+                with talking(why):
                     state = self._api.exec_inspect(made)
-                except docker.errors.NotFound:  # the engine knows nothing of it any more
-                    return -1
                 if not state["Running"]:
                     return int(state["ExitCode"])
+            except SandboxError as error:
+                if isinstance(error.__cause__, docker.errors.NotFound):  # only what has ended is forgotten
+                    return -1
             time.sleep(0.01 * 2**number)
-        return -1
+        raise SandboxError(why)
 
     def put(self, path: str, data: bytes) -> None:
         """Write a file; see Container."""

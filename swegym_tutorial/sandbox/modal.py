@@ -28,7 +28,7 @@ import psutil
 from ..config import TrainingConfig
 from ..tasks import Task
 from . import Leftover, SandboxError, supervisor
-from .container import Container
+from .container import Container, NotStarted
 from .modal_client import check, client, failures, within, words
 from .reaper import machine
 from .remote import RemoteBackend
@@ -96,9 +96,14 @@ class ModalContainer(Container):
         self, program: Sequence[str], env: Mapping[str, str], take: Callable[[int, bytes], None]
     ) -> int:
         # Bytes, since text=True raises for output that is no UTF-8; read in pieces, since read() has no limit.
-        process = await self._sandbox.exec.aio(*program, env=dict(env), timeout=self._lifetime, text=False)
+        starting = self._sandbox.exec.aio(*program, env=dict(env), timeout=self._lifetime, text=False)
+        try:
+            process = await starting
+        except self._modal.exception.ResourceExhaustedError as error:
+            raise NotStarted(f"Modal is too busy to start a command ({words(error)})") from error
 
         async def pass_on(number: int, stream: Any) -> None:
+            # A stream that broke is read on from where it was and ends by the server's word: no end is lost.
             async for data in stream:
                 take(number, data)
 

@@ -5,9 +5,10 @@
 First a killer ends runs with SIGKILL and resumes them: `--kills` of runs with one attempt at a time, each of which must
 end exactly as one that was left alone, and a third as many of runs of two clients with attempts side by side, in which
 no step and no group may get lost or come twice. Each second process is `swegym-tutorial train --resume`, the others use
-the package. Then asynchronous runs of two clients go through a proxy that drops, delays, doubles and fails their calls, in sandboxes
-that fail, die, hang and flood, while the server is killed and started again and the runs are paused, until the minutes
-are over. Exits with 1 where a resume is not exact or not whole, a batch is lost, a run fails, or something is left.
+the package. Then asynchronous runs of two clients go through a proxy that drops, delays, doubles and fails their calls,
+in sandboxes that fail, die, hang and flood, while the server is killed and started again and the runs are paused, until
+the minutes are over, which count from the start. Exits with 1 where a resume is not exact or not whole, a batch is lost,
+a run fails, or something is left.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,7 @@ AIMS = (
     Aim("a folder just made", 0.01, file="events.jsonl"),
     Aim("resuming", 0.15, event="phase", count=3),
     Aim("filling a batch", 2.0, event="rollout_start"),
-    Aim("training or publishing", 0.15, event="group", count=2),
+    Aim("training or publishing", 0.6, event="training_start"),
     Aim("a checkpoint just saved at the server", 0.03, file="server/*/weights/*.safetensors"),
     Aim("a checkpoint's file being written", 0.002, file=".train-job*-checkpoint.json.*"),
     Aim("a checkpoint's file just written", 0.03, file="train-job*-checkpoint.json"),
@@ -86,9 +86,13 @@ class Killer:
         mode: str = "exact",
         seed: int = 0,
         steps: int = 4,
+        aims: Sequence[Aim] = AIMS,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """mode: exact | side by side. steps: of each run. say: told of each kill and each run's end."""
+        """mode: exact | side by side. steps: of each run. say: told of each kill and each run's end.
+
+        aims: each comes once, in an order that the seed decides, before one comes again.
+        """
         self.output = output
         self.runs: list[KilledRun] = []
         self._mode = mode
@@ -98,6 +102,7 @@ class Killer:
         self._random = random.Random(seed)
         self._say = say
         self._references: dict[int, Path] = {}
+        self._all_aims = aims
         self._aims: list[Aim] = []
 
     def run(self, kills: int, *, seeds: int = 1) -> list[KilledRun]:
@@ -151,9 +156,8 @@ class Killer:
 
     def _judge(self, run: KilledRun, alone: Path | None) -> None:
         run.wrong = checks.all_of(run.folder, steps=self._steps)
-        ours = {
-            job: reference.weights(run.folder, job) for job in jobs(read_log(run.folder)[0])
-        }  # all readable
+        told = jobs(read_log(run.folder)[0])
+        ours = {job: reference.weights(run.folder, job) for job in told}  # each can be read
         if alone is not None:
             run.wrong += reference.differences(run.folder, alone)
             theirs = reference.weights(alone, "train-job0")
@@ -201,7 +205,7 @@ class Killer:
     def _kill(self, process: subprocess.Popen[bytes], folder: Path) -> Kill | None:
         """Wait for the next aim and kill. Returns None where the process ended first, which the caller looks at."""
         if not self._aims:
-            self._aims = self._random.sample(AIMS, len(AIMS))
+            self._aims = self._random.sample(self._all_aims, len(self._all_aims))
         aim = self._aims.pop()
         began = time.monotonic()
         shows = _Watch(folder, aim)

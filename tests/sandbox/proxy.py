@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+Edit = Callable[[Iterator[bytes]], Iterator[bytes]]
+_OUTPUT = re.compile(rb"docker\.(?:raw|multiplexed)-stream.*?\r\n\r\n", re.DOTALL)
+_LAST = re.compile(rb"\n(?:exit \d+|late|read) \S+\n\Z")  # the supervisor's word on stderr
 
 
 class Proxy:
@@ -15,6 +21,8 @@ class Proxy:
     def __init__(self, path: Path, target: str) -> None:
         self.path, self._target = path, target
         self.closed = False  # whether it hangs up on who comes
+        # What is passed on of a program's output, after which the connection is cut; None: not even the answer's head.
+        self.output: Edit | None = iter
         self._passing = threading.Event()
         self._passing.set()
         self._links: list[socket.socket] = []
@@ -33,16 +41,37 @@ class Proxy:
                 other = socket.socket(socket.AF_UNIX)
                 other.connect(self._target)
                 self._links += [link, other]
-                for pair in ((link, other), (other, link)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+                for way in ((link, other, self._received), (other, link, self._answers)):
+                    threading.Thread(target=self._pass, args=way, daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        received: Callable[[socket.socket], Iterator[bytes]],
+    ) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self._passing.wait()
+            for data in received(source):
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
+
+    def _received(self, source: socket.socket) -> Iterator[bytes]:
+        while data := source.recv(1 << 16):
+            self._passing.wait()
+            yield data
+
+    def _answers(self, source: socket.socket) -> Iterator[bytes]:
+        received = self._received(source)
+        for data in received:
+            if not (head := _OUTPUT.search(data)):
+                yield data
+                continue
+            if self.output is not None:
+                yield data[: head.end()]
+                yield from self.output(itertools.chain([data[head.end() :]], received))
+            with contextlib.suppress(OSError):
+                source.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
         """Break what is under way, as an engine does that is started anew."""
@@ -60,6 +89,45 @@ class Proxy:
         self.stall(False)
         self._server.close()
         self.cut()
+
+
+def cut_after(size: int) -> Edit | None:
+    """Cut a program's connection after so many bytes of its output, with -1 before the answer's head."""
+
+    def output(received: Iterator[bytes]) -> Iterator[bytes]:
+        left = size
+        for data in received:
+            yield data[:left]
+            left -= len(data)
+            if left <= 0:
+                return
+
+    return None if size < 0 else output
+
+
+def lose_after(size: int) -> Edit:
+    """Cut a program's connection after its last word on stderr, and lose all but so many bytes of its stdout.
+
+    The engine sends the two streams in no order of their own, so this may be all that came.
+    """
+
+    def output(received: Iterator[bytes]) -> Iterator[bytes]:
+        left, waiting, words, ended = size, b"", b"", False
+        for data in received:
+            waiting += data
+            while len(waiting) >= 8 and len(waiting) >= (end := 8 + int.from_bytes(waiting[4:8], "big")):
+                head, frame, waiting = waiting[:4], waiting[8:end], waiting[end:]
+                if head[0] == 1:
+                    frame = frame[:left]
+                    left -= len(frame)
+                else:
+                    words += frame
+                    ended = ended or _LAST.search(words) is not None
+                yield head + len(frame).to_bytes(4, "big") + frame
+                if ended and not left:
+                    return
+
+    return output
 
 
 @contextlib.contextmanager

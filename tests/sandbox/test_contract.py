@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import signal
 import threading
 import time
@@ -14,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError
+from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, supervisor
 from swegym_tutorial.tasks import Task
 
 from .conftest import KINDS, opened, processes_of, wait_for
@@ -202,6 +204,58 @@ def test_output_up_to_the_limit_is_whole(sandbox: Sandbox) -> None:
     assert result.output == "0123456789" and result.truncated_bytes == 0
     result = sandbox.exec("printf 0123456789X", timeout=60, output_bytes=10)
     assert result.output == "01234\n[... 1 bytes left out ...]\n6789X" and result.truncated_bytes == 1
+
+
+# What stands at the end of a command's output tells the driver that it is whole: see supervisor.Stdout.
+MARK = b"00000000-1111-2222-3333-444444444444"
+
+
+def test_output_of_any_size_and_any_bytes_is_whole(sandbox: Sandbox) -> None:
+    data = random.Random(1).randbytes(1_000_003 - len(MARK)) + MARK
+    sandbox.write_file("/testbed/data", data)
+    for size in (0, 1, 35, 36, 37, 71, 72, 73, 65_535, 65_536, 65_537, len(data)):
+        result = sandbox.exec(f"tail -c {size} data; exit 3", timeout=60, output_bytes=1 << 20)
+        assert result.output == data[len(data) - size :].decode("utf-8", "replace"), size
+        assert (result.exit_code, result.truncated_bytes) == (3, 0)
+    result = sandbox.exec("cat data", timeout=60, output_bytes=2)
+    assert result.output.endswith(f"[... {len(data) - 2} bytes left out ...]\n4")
+
+
+FILL = "import os; os.set_blocking(1, False)\nwhile True: os.write(1, b'x' * 4096)"  # until the pipe is full
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "code"),
+    [
+        ("printf begun; exec >&- 2>&-; sleep 0.1", r"begun", 0),
+        ("printf begun; kill -9 $$", r"begun", 137),
+        ("printf begun; kill -9 0", r"begun", 137),
+        ("printf begun; sleep 1000", r"begun", 124),
+        ("printf begun; (while :; do printf y; done) & sleep 0.1", r"beguny*", 0),
+        (f'python -c "{FILL}" 2> /dev/null; exit 3', r"x{4096,}", 3),
+    ],
+)
+def test_output_is_whole_whatever_the_command_does_to_it(
+    sandbox: Sandbox, command: str, output: str, code: int
+) -> None:
+    result = sandbox.exec(command, timeout=3, output_bytes=1 << 22)
+    assert re.fullmatch(output, result.output) and result.exit_code == code
+
+
+def test_the_mark_is_found_however_its_bytes_come() -> None:
+    chance = random.Random(2)
+    for _ in range(300):
+        text = chance.randbytes(chance.choice([0, 1, 35, 36, 37, 500]))
+        for sent, whole in ((text + MARK, True), (text + MARK[:-1], False), (text + MARK + b"x", False)):
+            passed = bytearray()
+            stdout = supervisor.Stdout(passed.extend)
+            left = sent
+            while left:
+                size = chance.choice([0, 1, 10, 36, 100])
+                stdout.add(left[:size])
+                left = left[size:]
+            assert stdout.end(MARK) is whole
+            assert bytes(passed) == (text if whole else sent)
 
 
 # Case 15 (rllm#895): output that is no UTF-8 ended the attempt.

@@ -34,13 +34,14 @@ from swegym_tutorial.sandbox import (
     images,
     reaper,
     remote,
+    supervisor,
 )  # fmt: skip
 from swegym_tutorial.sandbox.docker import DockerBackend
 from swegym_tutorial.tasks import Task
 
 from .conftest import processes_of, wait_for
 from .podman import IMAGE, Engine
-from .proxy import Proxy, proxied
+from .proxy import Proxy, cut_after, lose_after, proxied
 
 Make = Callable[..., DockerBackend]
 pytestmark = pytest.mark.slow  # the engine alone takes seconds to start
@@ -270,6 +271,7 @@ def test_a_ruined_tmp_hinders_no_large_command_and_no_large_file(sandbox: Sandbo
     assert "swegym" not in output(sandbox, "ls -a /")
 
 
+_MARK = "00000000-1111-2222-3333-444444444444"  # as a mark is, and not the right one
 # $S is the supervisor: the command is run by a child of it.
 _FORGE = "S=$(ps -o ppid= -p $PPID | tr -d ' '); setsid SLEEP & "
 
@@ -277,8 +279,9 @@ _FORGE = "S=$(ps -o ppid= -p $PPID | tr -d ' '); setsid SLEEP & "
 @pytest.mark.parametrize(
     ("attack", "code"),
     [
-        ("echo exit 0 > /proc/$S/fd/3; kill -9 $S; SLEEP", 0),
-        ("echo late > /proc/$S/fd/3; kill -9 $S; SLEEP", 124),
+        (f"echo exit 0 {_MARK} > /proc/$S/fd/3; printf {_MARK} > /proc/$S/fd/5; kill -9 $S; SLEEP", 137),
+        (f"echo late {_MARK} > /proc/$S/fd/3; kill -9 $S; SLEEP", 137),
+        ("printf 'no end of a line' > /proc/$S/fd/3; exit 5", 5),
         ("head -c 9000 /dev/zero | tr '\\0' x > /proc/$S/fd/3; echo ran >> /tmp/ran; kill -9 $S; SLEEP", 137),
         ("echo word > /proc/$PPID/fd/1; SLEEP", 137),
         ("seq -s 1 1 999 > /proc/$PPID/fd/1; SLEEP", 137),
@@ -333,8 +336,118 @@ def test_case_37_a_command_whose_connection_broke_is_a_fault(
     assert wait_for(lambda: not processes_of(long_sleep))
 
 
+SIZE = 300_000
+FAULTS = {
+    **{f"after {size} bytes": cut_after(size) for size in (-1, 0, 7, 16, 17, 5_000, 150_000, SIZE)},
+    **{
+        f"after {size} bytes of stdout": lose_after(size)
+        for size in (0, 1, 150_000, SIZE - 1, SIZE, SIZE + 35)
+    },
+}
+WHOLE = {"long after the end": cut_after(2 * SIZE), "after the mark": lose_after(SIZE + supervisor.MARK_SIZE)}
+
+
+def test_case_37_no_break_of_the_connection_cuts_the_output_unheard(
+    make: Make, proxy: Proxy, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 37 (rllm#710, open-instruct#1887): at any moment, and where the end of stdout alone is lost."""
+    made, run, programs = make(), docker.DockerContainer.run, list[str]()
+
+    def counted(container: Any, program: Any, env: Any, take: Any) -> int:
+        programs.extend(text for text in program if "echo started" in text)
+        return run(container, program, env, take)
+
+    def attempt(moment: str, end: str, timeout: float) -> None:
+        with closing(made.open(small_task)) as sandbox:
+            programs.clear()
+            proxy.output = (FAULTS | WHOLE)[moment]
+            try:
+                command = f"head -c {SIZE} /dev/zero | tr '\\0' x; {end}"
+                result = sandbox.exec(command, timeout=timeout, output_bytes=1 << 20)
+            except SandboxError:
+                assert moment in FAULTS, moment
+            else:
+                assert moment in WHOLE and result.output == "x" * SIZE, moment
+                assert (result.exit_code, result.timed_out) == ((3, False) if "exit" in end else (124, True))
+            finally:
+                proxy.output = iter
+            assert len(programs) == 1, moment  # a command that may have run is not run again
+
+    monkeypatch.setattr(docker.DockerContainer, "run", counted)
+    for moment in FAULTS | WHOLE:
+        attempt(moment, "exit 3", 60)
+    for moment in ("after 150000 bytes", "after 150000 bytes of stdout", "after the mark"):
+        attempt(moment, "sleep 1000", 3)
+
+
+def test_case_37_no_break_of_the_connection_cuts_a_file_unheard(
+    make: Make, proxy: Proxy, small_task: Task
+) -> None:
+    data = os.urandom(SIZE)
+    with closing(make().open(small_task)) as sandbox:
+        sandbox.write_file("/testbed/data", data)
+        for moment, output in (FAULTS | WHOLE).items():
+            proxy.output = output
+            try:
+                assert sandbox.read_file("/testbed/data") == data and moment in WHOLE, moment
+            except SandboxError:
+                assert moment in FAULTS, moment
+            finally:
+                proxy.output = iter
+
+
+# Prints what the supervisor knows: how it was called, and its memory.
+_SPY = """
+import sys
+place = "/proc/" + sys.argv[1]
+found = [open(f"{place}/{name}", "rb").read() for name in ("cmdline", "environ")]
+memory = open(f"{place}/mem", "rb")
+for line in open(f"{place}/maps"):
+    ends, rights = line.split()[:2]
+    start, end = (int(number, 16) for number in ends.split("-"))
+    if "w" in rights:
+        memory.seek(start)
+        found.append(memory.read(end - start))
+sys.stdout.buffer.write(b"".join(found))
+"""
+
+
+def test_no_command_knows_or_forges_the_mark(
+    make: Make, proxy: Proxy, small_task: Task, long_sleep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[str] = []
+
+    def seen(head: bytes, words: bytes) -> supervisor.Told:
+        said = supervisor.told(head, words)
+        marks.append(said.mark.decode() if said.mark else "")
+        return said
+
+    monkeypatch.setattr(contained, "told", seen)
+    sandbox = make().open(small_task)
+    sandbox.write_file("/spy", _SPY.encode())
+    spied = sandbox.exec("python /spy $(ps -o ppid= -p $PPID)", timeout=60, output_bytes=64 << 20)
+    assert spied.exit_code == 0 and "PYTHONHASHSEED=0" in spied.output and "echo started" in spied.output
+    assert len(marks[-1]) == supervisor.MARK_SIZE and marks[-1] not in spied.output
+
+    forge = _FORGE.replace("SLEEP", "true")
+    forge += f"printf '\\nexit 0 {_MARK}\\n' > /proc/$S/fd/3; printf {_MARK}; "
+    result = sandbox.exec(forge + "exit 5", timeout=60)
+    assert result.exit_code == 5 and result.output.endswith(_MARK)
+    assert marks[-1] not in ("", _MARK) and marks[-1] != marks[-2]
+
+    with ThreadPoolExecutor(1) as pool:  # the break comes when it has forged all that is looked at
+        future = pool.submit(sandbox.exec, f"{forge}{long_sleep}", timeout=600)
+        assert wait_for(lambda: processes_of(long_sleep))
+        time.sleep(0.5)
+        proxy.cut()
+        with pytest.raises(SandboxError, match="the engine hung up before the command's end"):
+            future.result(timeout=60)
+    assert wait_for(lambda: not processes_of(long_sleep))
+
+
+@pytest.mark.parametrize("lost", ["all", "the end of stdout"])
 def test_case_37_no_fault_of_the_engine_becomes_a_reward(
-    make: Make, proxy: Proxy, config: TrainingConfig, monkeypatch: pytest.MonkeyPatch
+    make: Make, proxy: Proxy, config: TrainingConfig, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """Case 37 (rllm#710, open-instruct#1887): the connection breaks during each program of a grading in turn."""
     run, made, task = docker.DockerContainer.run, make(), load_tasks()[0]
@@ -343,9 +456,10 @@ def test_case_37_no_fault_of_the_engine_becomes_a_reward(
     def cut_one(container: Any, program: Any, env: Any, take: Any) -> int:
         nonlocal programs
         programs += 1
+        proxy.output = lose_after(20) if lost != "all" and programs == broken else iter
 
         def take_and_cut(stream: int, data: bytes) -> None:
-            if programs == broken:
+            if lost == "all" and programs == broken:
                 proxy.cut()
             take(stream, data)
 

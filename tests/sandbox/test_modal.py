@@ -349,21 +349,27 @@ def test_a_worker_that_is_gone_is_a_fault(
         server.restore_router()
 
 
-def test_a_command_of_which_all_is_refused_is_told_once(
-    server: ModalServer, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_command_of_which_all_is_refused_is_told_once_and_not_run_twice(
+    server: ModalServer,
+    sandboxes: ModalBackend,
+    small_task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(contained, "START_PAUSES", ())
-    count = server.count
+    count, opened, starts = server.count, [sandboxes.open(small_task) for _ in range(5)], 0
 
     def refuse(name: str) -> None:
+        nonlocal starts
         count(name)
+        starts += name == "TaskExecStart"
         if name in ("TaskExecStdioRead", "TaskExecWait"):
             raise GRPCError(Status.DATA_LOSS, "the worker has lost it")
 
     monkeypatch.setattr(server, "count", refuse)
-    for _ in range(5):
+    for sandbox in opened:
         with pytest.raises(SandboxError, match="the worker has lost it"):
             sandbox.exec("true", timeout=5)
+    assert starts == 5
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
