@@ -28,18 +28,14 @@ class Intake:
         self.change = threading.Condition()
         self.version = 0  # of the newest policy
         self.next_group = 0
-        self.left: list[
-            int
-        ] = []  # lower numbers to be started yet, ascending: of an earlier part, or put off
+        self.left: list[int] = []  # lower numbers to be started yet, ascending: an earlier part's, or put off
         self.room = 0  # groups that the batch being filled may still take; 0 while none is filled
         self.queued: Callable[[], int] = lambda: 0  # attempts that wait for a worker
         self._config = config
         self._pace = Pace(config, task_of)
         self._drains = config.max_staleness > 0 and config.max_groups_per_batch is None
         self._versions: dict[int, int] = {}  # of each group under way, its policy's version
-        self._began: dict[
-            int, float
-        ] = {}  # of each group whose attempts are not all over, by time.monotonic()
+        self._began: dict[int, float] = {}  # of each whose attempts are not all over, by time.monotonic()
         self._drained: set[int] = set()  # of those under way, the complete ones that take no place
         self._complete: list[Group] = []
         self._error: BaseException | None = None
@@ -115,7 +111,7 @@ class Intake:
     def taken(self, group: Group, room: int) -> None:
         """The batch has taken a group, and has so much room left."""
         with self.change:
-            self._complete = [each for each in self._complete if each is not group]
+            self._complete.remove(group)
             del self._versions[group.number]
             self._drained.discard(group.number)
             self.room = room
