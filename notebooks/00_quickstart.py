@@ -104,7 +104,7 @@ dashboard = Dashboard(run)
 
 # %% [markdown]
 # Waiting for the dashboard waits for the run's end, and raises what the run raised. Interrupting it (the stop button
-# of the notebook) leaves the run alone. In a script, `run.wait()` does the same.
+# of the notebook) stops the run: its last checkpoint stands. In a script, `run.wait()` does the same.
 
 # %%
 await dashboard

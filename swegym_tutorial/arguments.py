@@ -167,7 +167,10 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
         "--groups-per-batch", type=_positive(int), metavar="N", help="tasks that one update learns from"
     )
     train.add_argument(
-        "--hours", type=_positive(float), metavar="H", help="training ends after these many hours of the run"
+        "--hours",
+        type=_positive(float),
+        metavar="H",
+        help="training ends after these many hours since the start, or the resume",
     )
     train.add_argument(
         "--seed", type=int, metavar="N", help="decides the order of tasks, the adapter's start, the sampling"

@@ -25,6 +25,8 @@ from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
 from .sandbox import SandboxBackend, SandboxError
 from .tasks import Task
 
+LONGEST_REASON = 2000  # characters of a fault that are logged
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -151,7 +153,7 @@ class AttemptRunner:
             except (SandboxError, PolicyError) as error:
                 if halt.is_set():  # what fails while everything is being closed is no fault
                     raise Stopped from error
-                reason = f"{type(error).__name__}: {error}"
+                reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
             self._folder.log("attempt_fault", **asdict(identity), reason=reason, tries=tries + 1)
             if tries < self._config.attempt_retries and halt.wait(faults.pause(tries)):
                 raise Stopped

@@ -58,13 +58,19 @@ def write_checkpoint(
     write_atomically(path, dumps({**_bare(checkpoint), "result": result, "earlier": earlier}) + "\n")
 
 
-def go_back(path: Path, step: int) -> dict[str, Any]:
-    """Make the checkpoint of an earlier step the last one, and return it. Raises CheckpointError."""
+def checkpoint_of(path: Path, step: int) -> dict[str, Any]:
+    """Return the checkpoint after a step. Raises CheckpointError where it is not kept."""
     found = all_checkpoints(read_checkpoint(path))
     chosen = next((each for each in found if each["step"] == step), None)
     if chosen is None:
         raise CheckpointError(f"{path} has no checkpoint of step {step + 1}; {told_steps(found)}")
-    earlier = [each for each in found if each["step"] < step]
+    return chosen
+
+
+def go_back(path: Path, step: int) -> dict[str, Any]:
+    """Make the checkpoint of an earlier step the last one, and return it. Raises CheckpointError."""
+    chosen = checkpoint_of(path, step)
+    earlier = [each for each in all_checkpoints(read_checkpoint(path)) if each["step"] < step]
     write_atomically(path, dumps({**chosen, "result": None, "earlier": earlier}) + "\n")
     return chosen
 

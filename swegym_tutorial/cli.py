@@ -121,8 +121,8 @@ def _stop(run: Any) -> int:
             command = f"swegym-tutorial train --resume --output {shlex.quote(str(run.folder.path))}"
             print(f"stopped; go on with: {command}", file=sys.stderr)
         else:
-            print("stopped before the first checkpoint", file=sys.stderr)
-        if not run.closed(0.5):
+            print("stopped before the first checkpoint; --resume begins anew in the folder", file=sys.stderr)
+        if not run.closed(0.5) and run.left is None:
             print("ending the sandboxes", file=sys.stderr)
             run.closed(40)
     except KeyboardInterrupt:

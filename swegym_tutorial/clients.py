@@ -18,12 +18,12 @@ from .connect import RunError
 from .events import RunFolder
 from .faults import TooManyFaults
 from .halt import Halt, Stopped
-from .job import TrainingJob
+from .job import HoursOver, TrainingJob
 from .policy import PolicySampler
 from .sandbox import SandboxError
 
 GRACE = 20.0  # seconds after the deadline in which a batch that is being trained on may come to its end
-OWN = (PolicyError, NoLearningSignal, TooManyFaults, CheckpointError, SandboxError)
+OWN = (PolicyError, NoLearningSignal, TooManyFaults, CheckpointError, SandboxError, HoursOver)
 
 
 class ClientsFailed(RunError):
@@ -70,7 +70,7 @@ class Clients:
             told = "; ".join(f"{name}: {error}" for name, error in sorted(self.errors.items()))
             raise ClientsFailed(
                 f"{len(self.errors)} of {len(self.jobs)} clients failed, and the others went on to their end: {told}. "
-                "`train --resume` goes on with those that failed"
+                "Mend the cause; `train --resume` then goes on with those that failed"
             )
 
     def join(self, timeout: float) -> bool:

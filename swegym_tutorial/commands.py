@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,10 @@ def evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     if bool(args.run_folder) == args.base:
         parser.error("name a run folder, or --base for the policy that training starts from")
-    result = evaluate_policy(args.run_folder, split=args.split, attempts=args.attempts, seed=args.seed)
+    say = partial(print, file=sys.stderr, flush=True)
+    result = evaluate_policy(
+        args.run_folder, split=args.split, attempts=args.attempts, seed=args.seed, say=say
+    )
     for task, rewards in sorted(result.rewards.items()):
         print(f"{task:44} {sum(rewards):.0f} of {len(rewards)}")
     line = f"{result.split}: {result.rate:.3f} ({result.resolved} of {result.attempts} attempts resolved)"

@@ -39,7 +39,7 @@ class TrainingConfig:
 
     # How long
     steps: int = 30  # batches a client; one batch = one publication of weights
-    hours: float = 1.0  # training ends after these many hours of the run
+    hours: float = 1.0  # training ends after these many hours since the run's start, or since its resume
 
     # One attempt
     system_prompt: str = TINY_SYSTEM_PROMPT

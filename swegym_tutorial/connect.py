@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .server.process import LocalServer
 
 
+FILES = 65_536  # open files at once
 RESTARTS = 3  # of a local server that ends by itself, in one run
 
 
@@ -44,11 +46,12 @@ def connect(
     halt: Halt,
     closing: contextlib.ExitStack,
     on_death: Callable[[str], None],
+    log: Callable[..., None] | None = None,
 ) -> PolicyService:
     """Connect to the server at (URL, key), or where there is none to a local one, started and closed here.
 
-    on_death: called with the reason where the local one ends by itself again and again. Raises PreflightError,
-    RuntimeError, Stopped.
+    on_death: called with the reason where the local one ends by itself again and again. log: told of what is waited
+    for; the folder's by default. Raises PreflightError, RuntimeError, Stopped.
     """
     if address is None:
         from .server.process import LocalServer
@@ -73,7 +76,7 @@ def connect(
         bypass_proxy_for(address[0])
         check = partial(check_address, *address, config.base_model)
         in_thread(check, halt, f"asking the server at {address[0]}", COLD_START)
-    service = PolicyService(config, address, halt, folder.log)
+    service = PolicyService(config, address, halt, log or folder.log)
     closing.callback(service.close)
     return service
 
@@ -82,21 +85,23 @@ def _watch(
     server: LocalServer, over: threading.Event, folder: RunFolder, on_death: Callable[[str], None]
 ) -> None:
     """Start the local server anew where it has ended; its clients go on from their last checkpoints."""
-    deaths = 0
+    deaths, reason = 0, None
     while not over.wait(0.5):
-        if not (reason := server.death()):
+        if not (reason := reason or server.death()):
             continue
         deaths += 1
         if deaths > RESTARTS:
-            on_death(reason)
+            on_death(
+                f"{reason}\nIt was started again {RESTARTS} times; --resume goes on from the last checkpoint"
+            )
             return
         folder.log("note", text=f"the local server is started again: {reason.partition(';')[0]}")
         server.stop()
         try:
             server.start(over)
+            reason = None
         except (RuntimeError, OSError) as error:
-            on_death(str(error))
-            return
+            reason = str(error)
 
 
 def model_folder(config: TrainingConfig) -> Path:
@@ -175,3 +180,12 @@ def first_client(
     chat = Chat(service.tokenizer(client), config.system_prompt)
     service.stop_tokens = chat.stop_tokens
     return client, chat
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: hundreds of sandboxes each keep connections open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

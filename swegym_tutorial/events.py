@@ -56,7 +56,7 @@ def dumps(value: Any) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file so that a reader, or a crash, sees the old or the new one and nothing between."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
+    with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -73,7 +73,8 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str], episodes_gb: float | None = None) -> None:
         """episodes_gb: how much disk the recorded attempts may take, in 10^9 bytes; from open() to close()
         the oldest are deleted beyond it, with an `episodes_deleted` event. None: all of them are kept."""
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # wherever the process goes
+        self._torn = False  # whether the last line is not whole
         self.events = self.path / "events.jsonl"
         self._lock = threading.Lock()
         self._file: Any = None
@@ -128,10 +129,17 @@ class RunFolder:
         line = dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
         with self._lock:
             if self._file is not None and not self._file.closed:
-                self._file.write(line.encode())
+                self._append(line.encode("utf-8", "backslashreplace"))  # which JSON reads as it was
         if event == "episode" and self._disk is not None:  # graded, or lost: nobody writes to it any more
             names = ("phase", "job", "group", "attempt")
             self._disk.finish(self.episode(*(fields[name] for name in names)))
+
+    def _append(self, line: bytes) -> None:
+        """Write a whole line; where the disk had no room for one, the next begins anew."""
+        left, self._torn = (b"\n" if self._torn else b"") + line, True
+        while left:
+            left = left[self._file.write(left) :]
+        self._torn = False
 
     def close(self) -> None:
         if self._disk is not None:
@@ -165,7 +173,8 @@ class RunFolder:
     def save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
         """Write an attempt with its verdict, and what the tests said."""
         verdict_json = verdict_to_json(verdict)
-        report, output = (dumps(verdict_json) + "\n").encode(), verdict.log.encode()
+        report = (dumps(verdict_json) + "\n").encode("utf-8", "backslashreplace")
+        output = verdict.log.encode("utf-8", "backslashreplace")
         size = _write_gzip(
             folder / "trajectory.json.gz", {**rollout_to_json(rollout), "verdict": verdict_json}
         )
@@ -193,7 +202,7 @@ def _lock(file: Any) -> None:
 
 def _write_gzip(path: Path, value: Any) -> int:
     """Write a value as gzipped JSON; returns its bytes there."""
-    data = gzip.compress(dumps(value).encode(), compresslevel=1, mtime=0)
+    data = gzip.compress(dumps(value).encode("utf-8", "backslashreplace"), compresslevel=1, mtime=0)
     temporary = path.with_name(f".{path.name}")
     temporary.write_bytes(data)
     temporary.replace(path)  # so that a reader of a live run never sees half of it

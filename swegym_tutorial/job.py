@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .attempts import AttemptRunner, Identity, Workers
 from .batches import Assembly, Batch, NoLearningSignal, task_at, why_fruitless
-from .checkpoints import CheckpointError, all_checkpoints, read_checkpoint, told_steps, write_checkpoint
+from .checkpoints import (
+    CheckpointError,
+    all_checkpoints,
+    checkpoint_of,
+    go_back,
+    read_checkpoint,
+    told_steps,
+    write_checkpoint,
+)
 from .config import TrainingConfig
 from .events import RunFolder, scan
 from .grading import Episode
@@ -39,6 +47,10 @@ class WorkerFailed(Exception):
         self.error = error
 
 
+class HoursOver(RuntimeError):
+    """The run's hours were over before a job had anything to show."""
+
+
 class TrainingJob:
     """Trains one LoRA client. `run()` is called once, from a thread of its own."""
 
@@ -52,8 +64,12 @@ class TrainingJob:
         attempts: AttemptRunner,
         folder: RunFolder,
         halt: Halt,
+        *,
+        missing: Container[str] = (),
+        from_step: int | None = None,
     ) -> None:
-        """halt: ends all that the job does; client and samplers wait on it too."""
+        """halt: ends all that the job does; client and samplers wait on it too. missing: ids of tasks that cannot be
+        opened now. from_step: go on from the checkpoint after so many steps, and not from the last one."""
         self.index = index
         self.name = f"train-job{index}"
         self._config = config
@@ -63,6 +79,7 @@ class TrainingJob:
         self._attempts = attempts
         self._folder = folder
         self._halt = halt
+        self._missing, self._from_step = missing, from_step
         self._time_is_up = False
         self._reference: PolicySampler | None = service.base_sampler(halt=halt) if config.kl_coef else None
         self._intake = Intake(config, lambda number: task_at(tasks, config.seed, index, number).instance_id)
@@ -92,8 +109,9 @@ class TrainingJob:
         Raises Stopped when told to stop, NoLearningSignal, TooManyFaults, PolicyError, CheckpointError, and what any
         worker raised.
         """
-        step = self._restore(phase)
+        step = 0
         try:
+            step = self._restore(phase)
             if step < self._config.steps:
                 self._start_workers(phase)
             while step < self._config.steps:
@@ -107,7 +125,8 @@ class TrainingJob:
             self._halt.set()
             for pool in self._pools:
                 pool.close()
-        assert self._sampler is not None
+        if self._sampler is None:
+            raise HoursOver(f"{self.name}: the run's hours were over before its training could begin")
         return self._service.sampler(self._sampler.path)  # one that the job's end does not halt
 
     def _start_workers(self, phase: str) -> None:
@@ -242,12 +261,18 @@ class TrainingJob:
             return 0
         saved = read_checkpoint(path)
         self._log_what_the_checkpoint_tells(saved)
+        back = self._from_step is not None
+        if self._from_step is not None:
+            saved = checkpoint_of(path, self._from_step - 1)
         done = saved["step"] + 1
-        if done < self._config.steps:  # else: a finished run that was resumed
+        if done < self._config.steps or back:  # else: a finished run that was resumed
             try:
                 self._client.restore(saved["checkpoint"])
             except CheckpointGone as error:
                 raise self._gone(error) from error
+        if back:
+            self._folder.log("rolled_back", job=self.name, step=saved["step"])
+            go_back(path, saved["step"])  # only now: the server has it
         intake = self._intake
         intake.version, intake.next_group = saved["policy_version"], saved["next_group"]
         intake.left.extend(saved["unfinished_groups"])
@@ -306,6 +331,9 @@ class TrainingJob:
                 number = intake.start()
                 version, sampler = intake.version, self._sampler
             task = task_at(self._tasks, self._config.seed, self.index, number)
+            if task.instance_id in self._missing:
+                self._intake.completed(Group(number, task.instance_id, version, (), self._config.group_size))
+                continue
             assembly = Assembly(number, task, version, self._config.group_size)
             for attempt in range(self._config.group_size):
                 identity = Identity(phase, self.name, number, attempt, task.instance_id, version)

@@ -189,18 +189,21 @@ class PolicyClient:
         tokens, logprobs: shape (tokens,), as of a rollout.
         """
         data = [datum(tokens, logprobs, np.zeros(len(tokens), np.float32))]
-        forward = self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip())
-        wait(forward, self.halt, "forward_backward")
+        with self._service.watch.waiting("forward_backward"):
+            forward = self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip())
+            wait(forward, self.halt, "forward_backward")
 
     def publish_once(self, name: str) -> str:
         """Publish without a checkpoint and without a second try; returns the path. Raises PolicyError, Stopped."""
-        return wait(self._trainer.save_weights_for_sampler(name=name), self.halt, "publishing").path
+        with self._service.watch.waiting("publishing"):
+            return wait(self._trainer.save_weights_for_sampler(name=name), self.halt, "publishing").path
 
     def tokenizer_name(self) -> str:
         """Ask what tokenizes the server's model: a path or a hub name. Raises PolicyError, Stopped."""
         session, trainer = self._session, self._trainer
         assert session is not None
-        asked = session.call(trainer.get_info, "asking for the model's tokenizer", self.halt)
+        with self._service.watch.waiting("asking for the model's tokenizer"):
+            asked = session.call(trainer.get_info, "asking for the model's tokenizer", self.halt)
         if not asked.model_data.tokenizer_id:
             raise PolicyError("the server does not say what tokenizes its model: name it with --tokenizer")
         return asked.model_data.tokenizer_id

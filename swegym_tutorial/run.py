@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import os
 import re
-import resource
 import secrets
 import threading
 import time
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from . import sandbox
 from .attempts import AttemptRunner
-from .checkpoints import CheckpointError, all_checkpoints, go_back, read_checkpoint, told_steps
 from .clients import Clients
 from .config import TrainingConfig
 from .connect import (
@@ -36,17 +35,18 @@ from .connect import (
     connect,
     first_client,
     model_folder,
+    raise_file_limit,
     saved_config,
     server_from_environment,
 )
 from .evaluate import Evaluation, evaluate
-from .events import RunFolder, dumps, mark_unfinished, scan, write_atomically
+from .events import RunFolder, dumps, write_atomically
 from .grading import check_graders
 from .halt import Halt, Stopped
 from .job import TrainingJob
 from .policy import PolicySampler
 from .preflight import check_training
-from .sandbox.leftovers import reap_runs
+from .resuming import begin_log, check_step, measured_before, reap_dead
 from .selection import Selection, held_out_tasks
 from .tasks import Task, load_tasks
 from .trust import make_grader, trust_in
@@ -54,7 +54,6 @@ from .trust import make_grader, trust_in
 if TYPE_CHECKING:
     from .sandbox import SandboxBackend
 
-FILES = 65_536  # open files at once
 CLOSING = 30.0  # seconds in which all sandboxes of a stopped run should have ended
 AT_ONCE = 0.5  # seconds that a stopped run waits for them itself
 
@@ -87,6 +86,7 @@ class TrainingRun:
         self.folder = RunFolder(output, episodes_gb=config.episodes_gb)
         self.error: BaseException | None = None
         self.evaluations: list[Evaluation] = []
+        self.left: str | None = None  # what could not be ended, in words
         self._resumed = self.folder.used()
         self._changed: dict[str, list[object]] = {}
         if self._resumed and not resume:
@@ -99,7 +99,7 @@ class TrainingRun:
             self._changed = changed_settings(saved, config)
         self._from_step = from_step
         if from_step is not None:
-            self._check_step(from_step)
+            check_step(self.folder, config, from_step)
         if sandboxes is None and config.sandbox not in sandbox.KINDS:
             raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
         self.id = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', self.folder.path.name)[:40]}-{secrets.token_hex(3)}"
@@ -126,9 +126,15 @@ class TrainingRun:
         """Begin in the background and return at once. Raises RuntimeError on a second call."""
         if self._thread is not None:
             raise RuntimeError("this run was started before; make a new TrainingRun to go on in its folder")
-        _raise_file_limit()
+        raise_file_limit()
         self.folder.open()
-        write_atomically(self.folder.path / "config.json", dumps(self.config.to_json()) + "\n")
+        try:
+            if self._changed:  # before the old settings are gone
+                self.folder.log("settings_changed", changed=self._changed)
+            write_atomically(self.folder.path / "config.json", dumps(self.config.to_json()) + "\n")
+        except BaseException:
+            self.folder.close()
+            raise
         self._thread = threading.Thread(target=self._main, name="training-run", daemon=True)
         atexit.register(self._at_exit)
         self._thread.start()
@@ -165,6 +171,8 @@ class TrainingRun:
 
         Ctrl-C, or a notebook's interrupt, stops the run and is raised again: call `join` to wait without that.
         """
+        if self._thread is None:
+            raise RuntimeError("this run was not started: call start() first")
         try:
             while not self._done.wait(0.2):  # short waits, so that an interrupt gets through everywhere
                 pass
@@ -186,6 +194,7 @@ class TrainingRun:
 
     def _at_exit(self) -> None:
         self.stop()
+        self._done.wait(10)
         self._closed.wait(CLOSING + 5)
 
     # -- The run itself: a thread of its own -------------------------------------------------------
@@ -201,30 +210,48 @@ class TrainingRun:
             self._halt.set()  # whatever still waits for an answer waits in vain
             closer = threading.Thread(target=self._close_sandboxes, name="closing-sandboxes", daemon=True)
             closer.start()
-            closer.join(AT_ONCE if self._stop.is_set() else CLOSING)
+            self._await(closer)
         try:
             if self.error is not None:
                 self.folder.log("run_failed", reason=f"{type(self.error).__name__}: {self.error}")
             else:
                 self.folder.log("run_stopped" if self._stop.is_set() else "run_done")
-            self.folder.close()
         except OSError as error:  # the disk is full, say: the end must come all the same
             self.error = self.error or error
         finally:
+            with contextlib.suppress(OSError):
+                self.folder.close()
             self._done.set()
+
+    def _await(self, closer: threading.Thread) -> None:
+        """Wait for the sandboxes' end; for a run that is stopped, before or meanwhile, a moment only."""
+        began = time.monotonic()
+        while closer.is_alive() and time.monotonic() - began < CLOSING:
+            if self._stop.wait(0.1):
+                closer.join(AT_ONCE)
+                return
+            closer.join(0.1)
 
     def _close_sandboxes(self) -> None:
         try:
             if self._sandboxes is not None:
                 self._sandboxes.close()
         except Exception as error:  # sandboxes may be anybody's
-            with contextlib.suppress(OSError):
-                self._say(f"not all sandboxes could be ended: {error}")
-        finally:
-            if self._clients is not None:
-                self._clients.join(CLOSING)
-            self._closed.set()
-            atexit.unregister(self._at_exit)
+            self._tell_left(f"not all sandboxes could be ended: {error}")
+        if self._clients is not None and not self._clients.join(CLOSING):
+            self._tell_left("some attempts have not ended: their sandboxes keep them in a call")
+            return
+        self._closed.set()
+        atexit.unregister(self._at_exit)
+
+    def _tell_left(self, text: str) -> None:
+        """Tell what is left in the log where it is still open, and in any case by a warning and in `left`."""
+        self.left = text
+        logging.getLogger(__name__).warning(
+            "%s; `swegym-tutorial sandboxes list` shows what is open, `sandboxes reap` ends it", text
+        )
+        with contextlib.suppress(OSError):
+            self._say(text)
 
     def _watch_hours(self) -> None:
         """End a run whose hours are over before it trains; from then on its clients see to it."""
@@ -247,14 +274,22 @@ class TrainingRun:
         config, tasks = self.config, self._tasks
         self._deadline = time.time() + config.hours * 3600
         threading.Thread(target=self._watch_hours, name="hours", daemon=True).start()
-        self._begin_log()
+        begin_log(
+            self.folder,
+            run=self.id,
+            preset=config.preset,
+            steps=config.steps,
+            clients=config.clients,
+            groups_per_batch=config.groups_per_batch,
+            resumed=self._resumed,
+        )
         trust = trust_in([*tasks.train, *tasks.held_out])
         tasks.leave_out_invalid(trust)
         self._phase("starting the training server and the sandboxes")
-        sandboxes = self._sandboxes = self._sandboxes or sandbox.backend(
-            config.sandbox, config, run=self.id, say=self._say
-        )
-        self._reap(sandboxes.name)
+        if self._sandboxes is None:
+            self._sandboxes = sandbox.backend(config.sandbox, config, run=self.id, say=self._say)
+            reap_dead(self.folder, self._sandboxes.name, self.id)
+        sandboxes = self._sandboxes
         # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
         service = connect(config, self.folder, self._server_address, self._halt, closing, self._end_with)
         self._phase("checking the training server")
@@ -266,11 +301,22 @@ class TrainingRun:
         tasks.leave_out_missing(sandboxes, self._halt)
         grader = make_grader(sandboxes, config, trust)
         attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused)
-        if tasks.held_out and not self._measured_before():
+        if tasks.held_out and not measured_before(self.folder):
             self._evaluate(service.base_sampler(), attempts, "before")
         self._phase("training")
         jobs = [
-            TrainingJob(n, config, tasks.train, service, client, attempts, self.folder, halts[n])
+            TrainingJob(
+                n,
+                config,
+                tasks.train,
+                service,
+                client,
+                attempts,
+                self.folder,
+                halts[n],
+                missing=tasks.missing,
+                from_step=self._from_step if self.folder.checkpoint(n).exists() else None,
+            )
             for n, client in enumerate(clients)
         ]
         self._clients = Clients(jobs, self.folder, self._halt)
@@ -284,57 +330,8 @@ class TrainingRun:
         save_reward_time(self.folder.path)
         self._clients.check()
 
-    def _begin_log(self) -> None:
-        """Log the beginning, and bring the log of an earlier part to what its checkpoints tell."""
-        config = self.config
-        for attempt in mark_unfinished(self.folder.events) if self._resumed else []:
-            self.folder.log("attempt_unfinished", **attempt)
-        self.folder.log(
-            "run_start",
-            run=self.id,
-            preset=config.preset,
-            steps=config.steps,
-            clients=config.clients,
-            groups_per_batch=config.groups_per_batch,
-            resumed=self._resumed,
-        )
-        if self._changed:
-            self.folder.log("settings_changed", changed=self._changed)
-        if self._from_step is not None:
-            for job in range(config.clients):
-                if (path := self.folder.checkpoint(job)).exists():
-                    go_back(path, self._from_step - 1)
-                    self.folder.log("rolled_back", job=f"train-job{job}", step=self._from_step - 1)
-
-    def _check_step(self, step: int) -> None:
-        paths = [self.folder.checkpoint(job) for job in range(self.config.clients)]
-        if not any(path.exists() for path in paths):
-            raise RunError(f"{self.folder.path} has no checkpoint yet, so there is no step to go back to")
-        for path in filter(lambda path: path.exists(), paths):
-            try:
-                kept = all_checkpoints(read_checkpoint(path))
-            except CheckpointError as error:
-                raise RunError(str(error)) from error
-            if step - 1 not in [each["step"] for each in kept]:
-                raise RunError(f"{path} has no checkpoint of step {step}: {told_steps(kept)}")
-
-    def _reap(self, kind: str) -> None:
-        """End, in the background, what earlier parts of this run, and other dead runs of this machine, left."""
-        runs = [event["run"] for event in scan(self.folder.events, ("run_start",)) if event.get("run")]
-        dead = [run for run in runs if run != self.id]
-
-        def work() -> None:
-            if count := reap_runs(kind, dead, self._say):
-                self.folder.log("reaped", kind=kind, count=count, runs=dead)
-
-        threading.Thread(target=work, name="reaping", daemon=True).start()
-
     def _say(self, text: str) -> None:
         self.folder.log("note", text=text)
-
-    def _measured_before(self) -> bool:
-        """Whether an earlier part of this run has measured the base policy."""
-        return any(e.get("label") == "before" for e in scan(self.folder.events, ("evaluation",)))
 
     def _evaluate(
         self, policy: PolicySampler, attempts: AttemptRunner, label: str, job: str = "base", version: int = 0
@@ -354,12 +351,3 @@ class TrainingRun:
             version=version,
         )
         self.evaluations.append(result)
-
-
-def _raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: hundreds of sandboxes each keep connections open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

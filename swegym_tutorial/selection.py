@@ -6,6 +6,7 @@ reason. Knows nothing of training.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import shlex
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from .events import RunFolder, scan
 from .halt import Halt
 from .sandbox import SandboxBackend
 from .tasks import Task, load_tasks
-from .trust import Trust
+from .trust import Trust, key_of
 
 IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
 
@@ -31,6 +32,11 @@ def held_out_tasks(config: TrainingConfig) -> list[Task]:
     return [tasks[n] for n in chosen]
 
 
+def _mark(task: Task) -> str:
+    """Return what changes with what the agent is told, or with how it is graded."""
+    return hashlib.sha256(f"{key_of(task)} {task.problem_statement}".encode()).hexdigest()[:12]
+
+
 class Selection:
     """The tasks of a run. Each way to leave some out raises RunError where none of a kind is left."""
 
@@ -38,7 +44,11 @@ class Selection:
         self, config: TrainingConfig, folder: RunFolder, train: list[Task], held_out: list[Task]
     ) -> None:
         self.train, self.held_out = train, held_out
+        self.missing: frozenset[str] = frozenset()  # of `train`, those that cannot be opened now
         self._config, self._folder = config, folder
+        self._begun = next(scan(folder.events, ("tasks_chosen",)), None)
+        if self._begun is not None:
+            self.train = self._as_begun(self._begun["tasks"])
 
     def leave_out_invalid(self, trust: Trust) -> None:
         """Leave out the tasks that are known to be broken or flaky, and tell how many nobody has validated.
@@ -60,7 +70,24 @@ class Selection:
         missing = in_thread(
             lambda: sandboxes.missing(tasks), halt, "looking for the tasks' images", IMAGES_TIMEOUT
         )
+        if self._begun is None:
+            self._leave_out(missing, "opened")
+            self._folder.log("tasks_chosen", tasks={task.instance_id: _mark(task) for task in self.train})
+            return
+        # The order of the tasks hangs on their number: one that is missing now keeps its place in it.
+        self.missing = frozenset(task.instance_id for task in self.train if task.instance_id in missing)
+        train = self.train
         self._leave_out(missing, "opened")
+        self.train = train
+
+    def _as_begun(self, marks: Mapping[str, str]) -> list[Task]:
+        """Return the tasks that the run began with, in their order. Raises RunError where one is gone or another."""
+        here = {task.instance_id: task for task in self.train}
+        for name, mark in marks.items():
+            why = "is not among them now" if name not in here else "has changed since"
+            if name not in here or _mark(here[name]) != mark:
+                raise RunError(f"a run can only be resumed with the tasks that it began with: {name} {why}")
+        return [here[name] for name in marks]
 
     def _tell_unknown(self, count: int) -> None:
         if count:

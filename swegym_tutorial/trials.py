@@ -11,7 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from . import preflight, sandbox
 from .attempts import AttemptRunner
@@ -40,12 +42,17 @@ def smoke_test(config: TrainingConfig) -> int:
 
 
 def evaluate_policy(
-    folder: Path | None, *, split: str = "held-out", attempts: int = 8, seed: int = 0
+    folder: Path | None,
+    *,
+    split: str = "held-out",
+    attempts: int = 8,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
     """Measure the last checkpoint of a run's first job; or with folder None, the base of the laptop preset.
 
-    The attempts are recorded in the run's folder, or for the base in one that is deleted again.
-    Raises RunError where the folder has no checkpoint.
+    The attempts are recorded in the run's folder, or for the base in one that is deleted again. say: told of what is
+    waited for. Raises RunError where the folder has no checkpoint.
     """
     with contextlib.ExitStack() as closing, _told() as (halt, ended):
         if folder is None:
@@ -67,7 +74,8 @@ def evaluate_policy(
         tasks = _usable(tasks, trust, config, run_folder)
         sandboxes = sandbox.backend(config.sandbox, config, run=f"evaluation-{secrets.token_hex(3)}")
         closing.callback(sandboxes.close)
-        service = connect(config, run_folder, server_from_environment(config), halt, closing, ended)
+        log = partial(_logged, run_folder, say)
+        service = connect(config, run_folder, server_from_environment(config), halt, closing, ended, log)
         closing.callback(halt.set)
         _, chat = first_client(service, config)
         sampler = service.base_sampler() if path is None else service.sampler(path)
@@ -82,6 +90,12 @@ def evaluate_policy(
             label=f"{split}-{time.strftime('%Y%m%d-%H%M%S')}",
             halt=halt,
         )
+
+
+def _logged(folder: RunFolder, say: Callable[[str], None], event: str, **fields: Any) -> None:
+    folder.log(event, **fields)
+    if event == "waiting":
+        say(f"waiting {fields['seconds']:.0f} s for the server ({fields['what']}): {fields['reason']}")
 
 
 def _usable(tasks: list[Task], trust: Trust, config: TrainingConfig, folder: RunFolder) -> list[Task]:

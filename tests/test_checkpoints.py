@@ -7,6 +7,7 @@ import pytest
 from swegym_tutorial.checkpoints import (
     CheckpointError,
     all_checkpoints,
+    checkpoint_of,
     go_back,
     read_checkpoint,
     write_checkpoint,
@@ -39,6 +40,11 @@ def test_the_last_ones_are_kept_newest_first(path):
     assert saved["step"] == 6 and saved["result"] == {"step": 6}
     assert [each["step"] for each in all_checkpoints(saved)] == [6, 5, 4, 3]
     assert all_checkpoints(saved)[2] == checkpoint(4)
+
+
+def test_a_checkpoint_that_is_looked_at_changes_nothing(path):
+    before = path.read_text()
+    assert checkpoint_of(path, 4) == checkpoint(4) and path.read_text() == before
 
 
 def test_one_can_go_back_and_forward_again(path):

@@ -356,3 +356,51 @@ def test_without_a_limit_nothing_is_deleted_or_counted(tmp_path: Path) -> None:
     paths = [attempt(folder, group) for group in range(3)]
     folder.close()
     assert all(path.exists() for path in paths) and folder._disk is None
+
+
+def test_a_line_for_which_the_disk_had_no_room_spoils_no_other(tmp_path):
+    class Small:
+        """A disk that takes half a line, then nothing, then all."""
+
+        def __init__(self, file) -> None:
+            self.file, self.room, self.closed = file, [40, 0], False
+
+        def write(self, data: bytes) -> int:
+            if not self.room:
+                return self.file.write(data)
+            if (room := self.room.pop(0)) == 0:
+                raise OSError(28, "No space left on device")
+            return self.file.write(data[:room])
+
+        def close(self) -> None:
+            self.file.close()
+
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder.log("first")
+    folder._file = Small(folder._file)
+    with pytest.raises(OSError, match="No space left"):
+        folder.log("lost", text="x" * 100)
+    folder.log("third")
+    folder.close()
+    assert [event["event"] for event in EventReader(tmp_path).read()] == ["first", "third"]
+
+
+def test_text_that_is_no_unicode_is_logged_as_it_is(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.open()
+    folder.log("attempt_fault", reason="no such file: \udcff.py")
+    folder.close()
+    (event,) = EventReader(tmp_path).read()
+    assert event["reason"] == "no such file: \udcff.py"
+
+
+def test_a_folder_stays_where_it_is_when_the_process_goes_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder("run")
+    folder.open()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    folder.log("here")
+    assert folder.checkpoint(0).parent == tmp_path / "run"
+    folder.close()

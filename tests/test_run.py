@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from swegym_tutorial import TrainingConfig, TrainingRun
+from swegym_tutorial.batches import task_at
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.checkpoints import CheckpointError, read_checkpoint
@@ -29,6 +30,7 @@ from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_epi
 from swegym_tutorial.faults import TooManyFaults
 from swegym_tutorial.grading import Outcome
 from swegym_tutorial.sandbox import SandboxError
+from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.selection import held_out_tasks
 from swegym_tutorial.tasks import BUNDLED, load_tasks
 from swegym_tutorial.terminal import summarise
@@ -299,6 +301,7 @@ def test_a_full_disk_ends_the_run_with_its_reason(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         run.wait()
     assert new_children() == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "episode-disk"]
 
 
 def kill_server() -> None:
@@ -539,6 +542,97 @@ def test_a_checkpoint_that_the_server_lost_is_named_and_the_older_ones_are_offer
         go_on(copied, steps=4)
     go_on(copied, steps=4, from_step=2)
     assert [s["step"] for s in events(copied, "step_done")] == [0, 1, 2, 2, 3]
+
+
+@pytest.mark.slow
+def test_going_back_to_a_checkpoint_that_is_gone_too_costs_nothing(copied):
+    saved = read_checkpoint(copied / "train-job0-checkpoint.json")
+    name = saved["earlier"][1]["checkpoint"].rpartition("/")[2]
+    (lost,) = copied.glob(f"server/*/weights/{name}.safetensors")
+    lost.unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        go_on(copied, steps=4, from_step=1)
+    assert read_checkpoint(copied / "train-job0-checkpoint.json") == saved
+    go_on(copied, steps=4, from_step=3)
+    assert [s["step"] for s in events(copied, "step_done")] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_tasks_it_began_with(tmp_path):
+    folder, tasks = tmp_path / "run", load_tasks()[:3]
+    TrainingRun(TrainingConfig.laptop(**EXACT, steps=1), folder, tasks=tasks).start().wait()
+    go_on(folder, steps=2)  # all bundled tasks are there: the three are taken
+    assert {g["instance_id"] for g in events(folder, "group")} <= {task.instance_id for task in tasks}
+    other = [*tasks[:2], replace(tasks[2], problem_statement="Another issue.")]
+    for given, why in ((other, "has changed since"), (tasks[:2], "is not among them now")):
+        with pytest.raises(RunError, match=f"{tasks[2].instance_id} {why}"):
+            TrainingRun(TrainingConfig.laptop(**EXACT, steps=3), folder, tasks=given, resume=True)
+
+
+@pytest.mark.slow
+def test_a_task_that_cannot_be_opened_any_more_shifts_no_other(tmp_path):
+    class Lacking(LocalBackend):
+        """Local sandboxes that lack a task."""
+
+        lacks: str = ""
+
+        def missing(self, tasks):
+            return {task.instance_id: "no image" for task in tasks if task.instance_id == self.lacks}
+
+    folder, tasks = tmp_path / "run", load_tasks()[:4]
+    settings = {**EXACT, "max_groups_per_batch": None, "groups_per_batch": 1}
+    TrainingRun(TrainingConfig.laptop(**settings, steps=1), folder, tasks=tasks).start().wait()
+    sandboxes = Lacking()
+    done = {g["group"] for g in events(folder, "group", "group_failed")}
+    sandboxes.lacks = task_at(tasks, 0, 0, max(done) + 1).instance_id
+    config = TrainingConfig.laptop(**settings, steps=3)
+    TrainingRun(config, folder, tasks=tasks, resume=True, sandboxes=sandboxes).start().wait()
+    for group in events(folder, "group", "group_failed"):
+        assert group["instance_id"] == task_at(tasks, 0, 0, group["group"]).instance_id
+    (failed,) = {g["instance_id"] for g in events(folder, "group_failed")}
+    assert failed == sandboxes.lacks
+
+
+class SlowToClose(NoRoom):
+    """Sandboxes whose end takes long, and fails."""
+
+    def close(self):
+        time.sleep(4)
+        raise SandboxError("the service does not answer")
+
+
+@pytest.mark.slow
+def test_a_stop_while_sandboxes_are_closed_is_quick_and_what_is_left_is_told(tmp_path, caplog):
+    config = TrainingConfig.laptop(**SMALL, attempt_retries=0, fault_minutes=0.01)
+    run = TrainingRun(config, tmp_path / "run", sandboxes=SlowToClose()).start()
+    wait_for(run.folder.path, "job_failed")
+    time.sleep(0.3)
+    began = time.monotonic()
+    run.stop()
+    with pytest.raises(TooManyFaults):
+        run.wait()
+    assert time.monotonic() - began < 3
+    assert run.closed(30) and run.left == "not all sandboxes could be ended: the service does not answer"
+    assert "sandboxes reap" in caplog.text
+
+
+def test_waiting_for_a_run_that_was_not_started_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="call start"):
+        TrainingRun(TrainingConfig.laptop(), tmp_path / "run").wait()
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_without_waiting_ends_its_run(tmp_path):
+    script = (
+        "import sys, time; from swegym_tutorial import TrainingConfig, TrainingRun; "
+        "TrainingRun(TrainingConfig.laptop(), sys.argv[1]).start(); time.sleep(4)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run")], env=env, timeout=90, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert summarise(tmp_path / "run").status == "stopped"
 
 
 @pytest.mark.slow

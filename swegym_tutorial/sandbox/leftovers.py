@@ -65,8 +65,8 @@ def _end(leftover: Leftover) -> None:
 def reap_runs(kind: str, runs: Sequence[str], say: Callable[[str], None]) -> int:
     """End the sandboxes of a kind whose driver is known to be gone; return how many were ended.
 
-    runs: ids of runs that are known to be dead, such as the earlier parts of a run whose folder is ours now. Their
-    sandboxes are ended wherever their driver ran; those of other runs where it ran on this machine and is gone.
+    runs: ids of runs that should be dead, such as the earlier parts of a run whose folder is ours now. Their
+    sandboxes are ended unless their driver is seen to live; those of other runs where it ran here and is gone.
     What a living run may use is left alone. say: told of every failure; nothing is raised. Costs a few
     milliseconds for the local kinds, and for the others as long as their service takes to answer.
     """
@@ -87,4 +87,5 @@ def _dead(kind: str, runs: Sequence[str]) -> list[Leftover]:
     if kind in HOSTED:
         return find(kind)
     found: list[Leftover] = importlib.import_module(f".{kind}", __package__).left_by(runs)
-    return found
+    # A driver that lives may be that of a copy of the run's folder.
+    return [each for each in found if each.orphan is not False]

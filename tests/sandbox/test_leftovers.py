@@ -141,10 +141,12 @@ def test_case_18_the_next_start_ends_what_dead_runs_left_and_nothing_else(
         reap_runs(kind, [], told.append)  # whatever other tests have left
         assert len(find(kind, f"earlier-{kind}")) == 3
         kill_a_driver(kind, f"killed-{kind}")
-        assert reap_runs(kind, [f"earlier-{kind}", "never-was"], told.append) == 4
-        assert find(kind, f"earlier-{kind}") == find(kind, f"killed-{kind}") == [] and told == []
+        assert reap_runs(kind, [f"earlier-{kind}", "never-was"], told.append) == 1
+        assert find(kind, f"killed-{kind}") == [] and told == []
+        assert (
+            len(find(kind, f"earlier-{kind}")) == 3
+        )  # its driver lives: this folder may be a copy of its own
         assert sandbox.exec("true", timeout=60).exit_code == 0
-        assert reap_runs(kind, [f"earlier-{kind}"], told.append) == 0
 
 
 def test_a_service_that_cannot_be_asked_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
