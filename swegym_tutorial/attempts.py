@@ -188,6 +188,10 @@ class Workers:
         """Run a call on one of the threads. It must not raise."""
         self._calls.put(call)
 
+    def waiting(self) -> int:
+        """Return how many calls no thread has taken yet."""
+        return self._calls.qsize()
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,25 @@ class NoLearningSignal(RuntimeError):
     """Too many groups in a row were of no use; the text names the solve rates or the faults."""
 
 
+@lru_cache(maxsize=64)
+def _order(count: int, seed: int, job: int, rounds: int) -> list[int]:
+    order = list(range(count))
+    random.Random(f"{seed} {job} {rounds}").shuffle(order)
+    return order
+
+
 def task_at(tasks: Sequence[Task], seed: int, job: int, number: int) -> Task:
     """Return the task of a job's group: each pass over the tasks is a shuffle that seed, job and pass decide."""
     rounds, index = divmod(number, len(tasks))
-    order = list(range(len(tasks)))
-    random.Random(f"{seed} {job} {rounds}").shuffle(order)
-    return tasks[order[index]]
+    return tasks[_order(len(tasks), seed, job, rounds)[index]]
 
 
 @dataclass
 class Batch:
     """What came in while one batch filled."""
 
-    began: float
+    began: float  # by time.monotonic(), as `filled`
+    filled: float | None = None  # when the last group was in
     kept: list[Group] = field(default_factory=list)
     references: dict[int, list[Any]] = field(default_factory=dict)  # group number -> one of each episode
     fates: Counter[Fate] = field(default_factory=Counter)
@@ -72,8 +79,13 @@ class Batch:
         if fate is not Fate.FAILED:
             self.useless = self.useless + 1 if fate is Fate.UNIFORM else 0
 
-    def result(self, step: int, version: int, update: Update, began: float, now: float) -> dict[str, Any]:
-        """Return the fields of the step's event. began, now: of training and at its end, by time.monotonic()."""
+    def result(self, step: int, version: int, update: Update, now: float) -> dict[str, Any]:
+        """Return the fields of the step's event. now: when it was published, by time.monotonic().
+
+        The batch's seconds are shared out: filling until the last group is in, then what is left of training on it, and
+        publishing it. trainer_seconds are those from the first minibatch's submission, which may lie in the filling.
+        """
+        assert self.filled is not None
         kept = [reward for group in self.kept for reward in group.rewards.tolist()]
         return {
             "step": step,
@@ -86,9 +98,10 @@ class Batch:
             "trained_groups": [group.number for group in self.kept],
             "groups": {fate: self.fates[fate] for fate in Fate},
             "batch_seconds": round(now - self.began, 3),
-            "fill_seconds": round(began - self.began, 3),
-            "train_seconds": round(update.train_seconds, 3),
-            "publish_seconds": round(now - began - update.train_seconds, 3),
+            "fill_seconds": round(self.filled - self.began, 3),
+            "train_seconds": round(now - self.filled - update.publish_seconds, 3),
+            "publish_seconds": round(update.publish_seconds, 3),
+            "trainer_seconds": round(update.train_seconds, 3),
             "work_seconds": {kind: round(self.seconds[kind], 3) for kind in WORK},
             "minibatches": update.minibatches,
             "metrics": update.metrics,

@@ -43,7 +43,7 @@ def wait(future: Any, halt: threading.Event, what: str, timeout: float = CALL_TI
 
     Raises PolicyError with the server's words, or that it didn't answer in time; Stopped after `halt`.
     """
-    inner: concurrent.futures.Future[Any] = future.future() if hasattr(future, "future") else future
+    inner = _inner(future)
     deadline = time.monotonic() + timeout
     while not inner.done():
         if halt.is_set():
@@ -56,9 +56,18 @@ def wait(future: Any, halt: threading.Event, what: str, timeout: float = CALL_TI
     return translated(inner.result, what)
 
 
+def is_done(future: Any) -> bool:
+    """Whether the answer is there, or an error."""
+    return bool(_inner(future).done())
+
+
 def cancel(future: Any) -> None:
     """Have the SDK ask no more for an answer that nobody waits for."""
-    (future.future() if hasattr(future, "future") else future).cancel()
+    _inner(future).cancel()
+
+
+def _inner(future: Any) -> concurrent.futures.Future[Any]:
+    return future.future() if hasattr(future, "future") else future  # the SDK's own, or a plain one
 
 
 def in_thread(call: Any, halt: threading.Event, what: str, timeout: float) -> Any:

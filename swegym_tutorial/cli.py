@@ -146,7 +146,6 @@ def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Traini
         if "groups_per_batch" in changes:
             groups = changes["groups_per_batch"]
             changes["inflight_groups"] = max(1, min(config.inflight_groups, groups))
-            changes["completed_group_buffer"] = max(1, min(config.completed_group_buffer, groups))
             if config.max_groups_per_batch is not None:
                 changes["max_groups_per_batch"] = groups
         return TrainingConfig(**{**config.to_json(), **changes}).with_settings(args.set or [])

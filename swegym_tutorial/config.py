@@ -84,9 +84,13 @@ class TrainingConfig:
     # Client-side parallelism; the server's own is its business
     rollout_workers: int = 16  # attempts at once, a client
     grading_workers: int = 2  # gradings at once, a client
-    inflight_groups: int = 4  # groups started and not yet graded
+    inflight_groups: int = (
+        4  # groups whose attempts are not all over; none starts while others wait for a worker
+    )
     grading_queue_size: int = 64  # attempts waiting to be graded before rollouts wait
-    completed_group_buffer: int = 8  # graded groups waiting for the trainer before new ones wait
+    completed_group_buffer: int = (
+        8  # graded groups that may wait for the trainer, for each that it can still take
+    )
     sandbox_cpus: float = 2.0  # cores of a sandbox (docker, modal)
     sandbox_memory_mb: int = 2048  # memory of all processes of a sandbox together
     sandbox_processes: int = 256  # processes and threads at once in a sandbox (all kinds but modal)

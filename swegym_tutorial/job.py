@@ -1,7 +1,8 @@
 """The asynchronous loop of one LoRA client: rollouts, grading and training, joined by queues.
 
 A producer starts groups under the newest published policy, workers run and grade their attempts, and the
-trainer takes finished groups, updates the policy and publishes it. This is the second border where exceptions
+trainer takes finished groups, updates the policy and publishes it. Where a batch has a fixed number of groups, its
+first minibatches are trained on while the last ones are still collected. This is the second border where exceptions
 are caught: an error in any thread ends the job and is raised by `run()`.
 """
 
@@ -36,6 +37,14 @@ from .tasks import Task
 
 class OutOfTime(Exception):
     """The run's hours are over."""
+
+
+class WorkerFailed(Exception):
+    """Carries a worker's error through the update, which would take a PolicyError for the trainer's own."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class HoursOver(RuntimeError):
@@ -73,7 +82,7 @@ class TrainingJob:
         self._missing, self._from_step = missing, from_step
         self._time_is_up = False
         self._reference: PolicySampler | None = service.base_sampler(halt=halt) if config.kl_coef else None
-        self._intake = Intake(config)
+        self._intake = Intake(config, lambda number: task_at(tasks, config.seed, index, number).instance_id)
         self._sampler: PolicySampler | None = None
         self._pools: list[Workers] = []
 
@@ -106,8 +115,7 @@ class TrainingJob:
             if step < self._config.steps:
                 self._start_workers(phase)
             while step < self._config.steps:
-                batch = self._fill_batch(deadline)
-                self._train_on(batch, phase, step)
+                self._do_step(step, phase, deadline)
                 step += 1
         except (OutOfTime, Stopped) as end:
             if isinstance(end, Stopped) and not self._time_is_up:
@@ -127,23 +135,68 @@ class TrainingJob:
         graders = Workers(config.grading_workers, f"{self.name}-grading")
         producer = Workers(1, f"{self.name}-producer")
         self._pools = [producer, rollouts, graders]
+        self._intake.queued = rollouts.waiting
         waiting = threading.BoundedSemaphore(config.grading_queue_size)
         producer.submit(lambda: self._guard(self._produce, phase, rollouts, graders, waiting))
 
-    def _fill_batch(self, deadline: float) -> Batch:
-        """Take finished groups until the batch is full. Raises OutOfTime."""
+    def _do_step(self, step: int, phase: str, deadline: float) -> None:
+        """Fill a batch and train on it, save, publish, and write the checkpoint and the step's line.
+
+        Raises OutOfTime, Stopped and the like before the batch is full: what of it was trained on is then dropped.
+        """
         batch = Batch(began=time.monotonic())
+        name = f"{phase}-{self.name}-step{step:05d}"
+        try:
+            update = self._client.update(lambda: self._minibatches(batch, step, deadline), step, name)
+        except CheckpointGone as error:
+            raise self._gone(error) from error
+        except WorkerFailed as failed:
+            raise failed.error from None
+        version = self._intake.version + 1
+        # What is logged is in the checkpoint too: of a process that is killed between the two, the next part logs it.
+        result = batch.result(step, version, update, time.monotonic())
+        self._take_over(update, step, version, phase, result)
+        self._folder.log("step_done", job=self.name, **result)
+
+    def _minibatches(self, batch: Batch, step: int, deadline: float) -> Iterator[list[Any]]:
+        """Yield each minibatch when its groups are in, where their number is known before; else when the batch is full.
+
+        Called anew where an update failed: it first yields what the batch holds already. Without staleness nothing is
+        trained on before the batch is full, as the trainer's timing must not change what is sampled.
+        """
+        config = self._config
+        known = config.groups_per_batch if config.max_groups_per_batch is None and config.max_staleness else 0
+        for places in split_evenly(range(known), config.minibatch_groups):
+            self._fill(batch, deadline, places[-1] + 1)
+            yield self._prepare(batch, [batch.kept[place] for place in places])
+        self._fill(batch, deadline)
+        if batch.filled is None:
+            batch.filled = time.monotonic()
+            groups = [group.number for group in batch.kept]
+            self._folder.log("training_start", job=self.name, step=step, groups=groups)
+        for rest in split_evenly(batch.kept[known:], config.minibatch_groups):
+            yield self._prepare(batch, rest)
+
+    def _prepare(self, batch: Batch, groups: list[Group]) -> list[Any]:
+        references = None
+        if self._reference is not None:
+            references = [[each.result() for each in batch.references[group.number]] for group in groups]
+        return prepare_minibatch(groups, references, self._config.kl_coef)
+
+    def _fill(self, batch: Batch, deadline: float, kept: int | None = None) -> None:
+        """Take finished groups until the batch has so many kept ones; None: until it is full. Raises OutOfTime."""
         intake = self._intake
         with intake.change:
             intake.room = batch.room(self._config)
             intake.change.notify_all()
-        while (group := self._next_group(batch, deadline)) is not None:
+        while kept is None or len(batch.kept) < kept:
+            if (group := self._next_group(batch, deadline)) is None:
+                return
             fate = fate_of(group, intake.version, self._config.min_group_size, self._config.max_staleness)
             self._note(batch, group, fate)
             intake.taken(group, batch.room(self._config))
             if batch.useless >= self._config.max_fruitless_groups:
                 raise NoLearningSignal(why_fruitless(self._folder.events, self.name, batch.useless))
-        return batch
 
     def _next_group(self, batch: Batch, deadline: float) -> Group | None:
         """Wait for a group that the batch may take; None: it is full, and no group would be too old for the next."""
@@ -153,7 +206,7 @@ class TrainingJob:
                 if self._halt.is_set():
                     raise Stopped
                 if error := intake.error():
-                    raise error
+                    raise WorkerFailed(error)
                 if batch.room(self._config) == 0 and intake.may_close():
                     return None
                 if (group := intake.choose()) is not None:
@@ -178,29 +231,6 @@ class TrainingJob:
             rewards=group.rewards.tolist(),
             lost=group.lost,
         )
-
-    def _minibatches(self, batch: Batch) -> Iterator[list[Any]]:
-        for groups in split_evenly(batch.kept, self._config.minibatch_groups):
-            references = None
-            if self._reference is not None:
-                references = [[each.result() for each in batch.references[group.number]] for group in groups]
-            yield prepare_minibatch(groups, references, self._config.kl_coef)
-
-    def _train_on(self, batch: Batch, phase: str, step: int) -> None:
-        """Update, save, publish, and write the checkpoint and the step's line."""
-        filled = time.monotonic()
-        self._folder.log("training_start", job=self.name, step=step, groups=[g.number for g in batch.kept])
-        try:
-            update = self._client.update(
-                lambda: self._minibatches(batch), step, f"{phase}-{self.name}-step{step:05d}"
-            )
-        except CheckpointGone as error:
-            raise self._gone(error) from error
-        version = self._intake.version + 1
-        # What is logged is in the checkpoint too: of a process that is killed between the two, the next part logs it.
-        result = batch.result(step, version, update, filled, time.monotonic())
-        self._take_over(update, step, version, phase, result)
-        self._folder.log("step_done", job=self.name, **result)
 
     def _take_over(
         self, update: Update, step: int, version: int, phase: str, result: dict[str, Any] | None
@@ -245,7 +275,7 @@ class TrainingJob:
             go_back(path, saved["step"])  # only now: the server has it
         intake = self._intake
         intake.version, intake.next_group = saved["policy_version"], saved["next_group"]
-        intake.restart.extend(saved["unfinished_groups"])
+        intake.left.extend(saved["unfinished_groups"])
         self._sampler = self._service.sampler(saved["sampler"], halt=self._halt)
         self._folder.log(
             "resumed",
@@ -323,6 +353,7 @@ class TrainingJob:
     ) -> None:
         if self._halt.is_set():
             return
+        self._intake.attempt_began()
         rollout = self._attempts.rollout(assembly.task, sampler, identity, self._halt)
         if rollout is None:
             self._finish(assembly, identity.attempt, None)

@@ -8,10 +8,10 @@ Knows nothing of sandboxes, servers or threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from .grading import Episode
 if TYPE_CHECKING:
     from tinker import types
 
+Item = TypeVar("Item")
 EPSILON = 1e-6  # added to the standard deviation
 
 
@@ -59,6 +60,16 @@ def fate_of(group: Group, version: int, min_group_size: int, max_staleness: int 
     if rewards.min() == rewards.max():
         return Fate.UNIFORM
     return Fate.STALE if version - group.policy_version > max_staleness else Fate.KEPT
+
+
+def without_tokens(group: Group) -> Group:
+    """Return a group that is not to be trained on without what takes memory: rewards, turns and times are left."""
+    tokens, mask, logprobs = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+    episodes = [
+        replace(each, rollout=replace(each.rollout, tokens=tokens, mask=mask, logprobs=logprobs))
+        for each in group.episodes
+    ]
+    return replace(group, episodes=tuple(episodes))
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:
@@ -135,7 +146,7 @@ def datum(tokens: np.ndarray, logprobs: np.ndarray, weights: np.ndarray) -> type
     )
 
 
-def split_evenly(groups: Sequence[Group], minibatch_groups: int) -> list[list[Group]]:
+def split_evenly(groups: Sequence[Item], minibatch_groups: int) -> list[list[Item]]:
     """Split a batch into the fewest minibatches of at most minibatch_groups groups, of nearly equal sizes.
 
     Each minibatch is normalised by its own tokens, so that a last one of a single group would weigh too much.

@@ -17,19 +17,19 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .calls import PolicyError, Trouble, cancel, in_thread, pause, wait
+from .calls import PolicyError, Trouble, cancel, in_thread, is_done, pause, wait
 from .config import TrainingConfig
 from .halt import Halt, Stopped
 from .minibatch import datum
 from .rollout import Sample
 from .session import START_TIMEOUT, Line, Session
-from .watch import Watch, ailment
+from .watch import WaitingCall, Watch, ailment
 
 if TYPE_CHECKING:
     import tinker
@@ -137,7 +137,7 @@ class Update:
     sampler: str  # the path of the published weights
     minibatches: int
     metrics: dict[str, float]  # the last minibatch's, as the server names them
-    train_seconds: float
+    train_seconds: float  # from the first minibatch's submission to the last one's answers
     publish_seconds: float
 
 
@@ -152,6 +152,7 @@ class PolicyClient:
         self._adapter: tinker.TrainingClient | None = None
         self._fresh = False  # whether it was made for the work that is being done
         self._pending: list[Any] = []  # calls whose answers are still to come
+        self._waiting: WaitingCall | None = None  # the work that is being done, as the watch knows it
 
     def begin(self) -> None:
         """Make an untrained adapter, or one in the checkpoint's state. Raises PolicyError, CheckpointGone, Stopped."""
@@ -169,14 +170,15 @@ class PolicyClient:
     def update(self, minibatches: Minibatches, step: int, name: str) -> Update:
         """Train on a batch, one forward_backward and optim_step a minibatch, save the state and publish it.
 
-        minibatches: called anew for each try. name: of what is saved; a further try adds its number. Both calls of
-        a minibatch are submitted before the last one's answers are waited for, so that the server always has the
-        next. Raises PolicyError where the server refuses, or fails again and again; CheckpointGone; Stopped.
+        minibatches: called anew for each try; it may take its time with each, as its caller may still be collecting
+        it. name: of what is saved; a further try adds its number. Both calls of a minibatch are submitted before the
+        last one's answers are waited for, so that the server always has the next. Raises PolicyError where the server
+        refuses, or fails again and again; CheckpointGone; Stopped; and what the minibatches raise, with no second try
+        unless it is a PolicyError.
         """
 
         def work(name: str) -> Update:
-            began = time.monotonic()
-            count, metrics = self._train(minibatches(), step)
+            began, count, metrics = self._train(minibatches(), step)
             return self._publish(name, began, count, metrics)
 
         return self._safely(f"training step {step + 1}", work, name)
@@ -219,10 +221,11 @@ class PolicyClient:
 
     def _safely(self, what: str, work: Callable[[str], Result], name: str) -> Result:
         """Do work on the adapter; where a call of it fails, do it again on a new one in the last checkpoint's state."""
-        began = time.monotonic()
+        failed = math.inf  # when it first did
         met: Counter[Trouble] = Counter()
         reason, checkpoint = "", self.checkpoint
         with self._service.watch.waiting(what) as waiting:
+            self._waiting = waiting
             for tries in itertools.count(1):
                 try:
                     self._fresh = self._adapter is None
@@ -232,6 +235,7 @@ class PolicyClient:
                     break
                 except PolicyError as error:
                     self.close()
+                    failed = min(failed, time.monotonic())
                     met[error.trouble] += 1
                     if met[error.trouble] >= LIMITS.get(error.trouble, math.inf):
                         raise
@@ -243,7 +247,7 @@ class PolicyClient:
                 if self.halt.wait(pause(tries)):
                     raise Stopped(what)
         if reason:
-            self._service.recovered(self.job, checkpoint, reason, time.monotonic() - began)
+            self._service.recovered(self.job, checkpoint, reason, time.monotonic() - failed)
         return result
 
     def _make(self) -> None:
@@ -269,7 +273,10 @@ class PolicyClient:
         assert self._adapter is not None
         return self._adapter
 
-    def _train(self, minibatches: Iterable[list[types.Datum]], step: int) -> tuple[int, dict[str, float]]:
+    def _train(
+        self, minibatches: Iterable[list[types.Datum]], step: int
+    ) -> tuple[float, int, dict[str, float]]:
+        """Return when the first minibatch was submitted, how many there were, and the last one's metrics."""
         from tinker import types
 
         config = self._config
@@ -282,7 +289,12 @@ class PolicyClient:
             grad_clip_norm=config.grad_clip_norm,
         )
         calls = []
-        for data in minibatches:
+        began = math.inf
+        for data in self._collected(minibatches):
+            began = min(began, time.monotonic())
+            for future in self._pending:  # what has failed by now is not trained on
+                if is_done(future):
+                    wait(future, self.halt, "training on an earlier minibatch")
             forward = self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip())
             calls.append((forward, self._trainer.optim_step(adam)))
             self._pending += calls[-1]
@@ -291,7 +303,18 @@ class PolicyClient:
             metrics = dict(wait(forward, self.halt, "forward_backward").metrics)
             metrics |= wait(update, self.halt, "optim_step").metrics or {}
         self._pending.clear()
-        return len(calls), metrics
+        return min(began, time.monotonic()), len(calls), metrics
+
+    def _collected(self, minibatches: Iterable[list[types.Datum]]) -> Iterator[list[types.Datum]]:
+        """Yield the minibatches; what their collecting takes is no waiting for the server."""
+        iterator = iter(minibatches)
+        assert self._waiting is not None
+        while True:
+            with self._waiting.aside():
+                data = next(iterator, None)
+            if data is None:
+                return
+            yield data
 
     def _publish(self, name: str, began: float, count: int, metrics: dict[str, float]) -> Update:
         trained = time.monotonic()

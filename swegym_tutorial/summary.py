@@ -31,8 +31,8 @@ class StepResult:
     lost: int  # attempts that infrastructure faults took
     groups: Mapping[str, int]  # fate -> count
     batch_seconds: float  # all of it: fill + train + publish
-    fill_seconds: float
-    train_seconds: float
+    fill_seconds: float  # until the last group was in
+    train_seconds: float  # from then on: a part of the training may lie in the filling
     publish_seconds: float
     work_seconds: Mapping[str, float]  # sampling, tools, grading: summed over attempts that ran side by side
     checkpoint: str

@@ -36,6 +36,15 @@ class WaitingCall:
     def hear(self, reason: str) -> None:
         self.reason = _short(reason)
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take it for no waiting while its caller waits for something else; then its age and reason count anew."""
+        self.since = math.inf
+        try:
+            yield
+        finally:
+            self.since, self.reason = time.monotonic(), ""
+
 
 def _short(reason: str) -> str:
     return " ".join(reason.split())[:500]

@@ -11,19 +11,15 @@ Simulated (see simulation.py): sandboxes and trainer sleep, the loop is the real
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.synchronize import Barrier
 
-import numpy as np
+from side_by_side import print_table
 from simulation import Outcomes, Simulation, Timing, World, bound, make_world
 
 from swegym_tutorial import TrainingConfig
-from swegym_tutorial.minibatch import datum
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ COLUMNS = (
 )
 
 
-def row(regime: Regime, config: TrainingConfig, world: World, seen: Outcomes) -> str:
+def row(regime: Regime, config: TrainingConfig, world: World, seen: Outcomes) -> list[str]:
     """Return a line of the table."""
     slow = [world.slow(group["instance_id"]) for group in seen.groups]
     fates = Counter((group["fate"], kind) for group, kind in zip(seen.groups, slow, strict=True))
@@ -91,7 +87,7 @@ def row(regime: Regime, config: TrainingConfig, world: World, seen: Outcomes) ->
         kind and len(set(group["rewards"])) > 1 for group, kind in zip(seen.groups, slow, strict=True)
     )
     kept = fates["kept", True] + fates["kept", False]
-    cells = [
+    return [
         regime.name,
         f"{seen.batch_seconds():.0f}",
         f"{bound(config, regime.timing, world).seconds:.0f}",
@@ -105,21 +101,13 @@ def row(regime: Regime, config: TrainingConfig, world: World, seen: Outcomes) ->
         f"{kept / len(slow):.2f} of {world.mixed_rate(config.group_size):.2f}",
         f"{seen.clock_error:.1%}",
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "none"
 
 
-def prepare(barrier: Barrier) -> None:
-    """Let no process begin while others still import: that would make its threads wake late."""
-    make_world()
-    datum(np.zeros(2, np.int32), np.zeros(2, np.float32), np.zeros(2, np.float32))
-    barrier.wait()
-
-
-def measure(regime: Regime, compression: float | None, times: float) -> str:
+def measure(regime: Regime, compression: float | None, times: float) -> list[str]:
     """Simulate a regime; returns its line of the table."""
     config, world = regime.config(times), make_world(slow_every=regime.slow_every)
     seen = Simulation(config, regime.timing, world, compression or regime.compression).run()
@@ -135,19 +123,9 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=4, help="regimes simulated at the same time")
     parser.add_argument("--only", default="", help="regimes whose names have this in them")
     args = parser.parse_args()
-    began = time.monotonic()
     regimes = [regime for regime in REGIMES if args.only in regime.name]
-    print("| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", sep="\n", flush=True)
-    # Processes of their own, and spawned: a simulation has up to a thousand threads, which forking would not survive.
-    context, count = get_context("spawn"), min(args.at_once, len(regimes))
-    with ProcessPoolExecutor(count, context, prepare, (context.Barrier(count),)) as pool:
-        longest_first = sorted(regimes, key=Regime.real_seconds, reverse=True)
-        rows = {r: pool.submit(measure, r, args.compression, args.times) for r in longest_first}
-        for regime in regimes:
-            print(rows[regime].result(), flush=True)
-    print(
-        f"\n{time.monotonic() - began:.0f} s. A sleep error over 2 %: the machine was busy, run that regime again."
-    )
+    cells = functools.partial(measure, compression=args.compression, times=args.times)
+    print_table(COLUMNS, regimes, cells, args.at_once)
     return 0
 
 
