@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .events import dumps, write_atomically
+from .events import RunFolder, dumps, scan, write_atomically
 
 FIELDS = (
     "step",
@@ -73,6 +73,26 @@ def go_back(path: Path, step: int) -> dict[str, Any]:
     earlier = [each for each in all_checkpoints(read_checkpoint(path)) if each["step"] < step]
     write_atomically(path, dumps({**chosen, "result": None, "earlier": earlier}) + "\n")
     return chosen
+
+
+def log_last_step(folder: RunFolder, job: str, saved: Mapping[str, Any]) -> None:
+    """Log the step that a job's checkpoint tells of, where its process was killed before it could."""
+    logged = -1
+    for event in scan(folder.events, ("step_done", "rolled_back")):
+        if event.get("job") == job:
+            logged = event["step"]
+    if saved.get("result") and logged < saved["step"]:
+        folder.log("step_done", job=job, **saved["result"])
+
+
+def gone(path: Path, job: str, why: Exception) -> CheckpointError:
+    """Say that the server has lost the last checkpoint, and which older ones can be gone back to."""
+    saved = read_checkpoint(path)
+    older = all_checkpoints(saved)[1:]
+    offer = (
+        f"{told_steps(older)} too: go on from one with --resume --from-step N" if older else "none is older"
+    )
+    return CheckpointError(f"{job}, step {saved['step'] + 1}: {why}. Of its checkpoints {offer}")
 
 
 def told_steps(checkpoints: list[dict[str, Any]]) -> str:

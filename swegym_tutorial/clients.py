@@ -19,7 +19,7 @@ from .events import RunFolder
 from .faults import TooManyFaults
 from .halt import Halt, Stopped
 from .job import HoursOver, TrainingJob
-from .policy import PolicySampler
+from .sampler import PolicySampler
 from .sandbox import SandboxError
 
 GRACE = 20.0  # seconds after the deadline in which a batch that is being trained on may come to its end

@@ -29,6 +29,7 @@ class Intake:
         self.version = 0  # of the newest policy
         self.next_group = 0
         self.left: list[int] = []  # lower numbers to be started yet, ascending: an earlier part's, or put off
+        self.last = False  # whether no batch follows the one being filled
         self.room = 0  # groups that the batch being filled may still take; 0 while none is filled
         self.queued: Callable[[], int] = lambda: 0  # attempts that wait for a worker
         self._config = config
@@ -45,7 +46,7 @@ class Intake:
     def may_start(self) -> bool:
         """Whether one more group would find a worker, and room while its policy is fresh. Call it under `change`."""
         config = self._config
-        places = self.room + config.groups_per_batch * config.max_staleness
+        places = self.room + (0 if self.last else config.groups_per_batch * config.max_staleness)
         return (
             len(self._began) < config.inflight_groups
             and len(self._versions) - len(self._drained) < places

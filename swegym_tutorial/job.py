@@ -16,22 +16,22 @@ from typing import Any
 from .attempts import AttemptRunner, Identity, Workers
 from .batches import Assembly, Batch, NoLearningSignal, task_at, why_fruitless
 from .checkpoints import (
-    CheckpointError,
-    all_checkpoints,
     checkpoint_of,
     go_back,
+    gone,
+    log_last_step,
     read_checkpoint,
-    told_steps,
     write_checkpoint,
 )
 from .config import TrainingConfig
-from .events import RunFolder, scan
+from .events import RunFolder
 from .grading import Episode
 from .halt import Halt, Stopped
 from .intake import Intake
 from .minibatch import Fate, Group, fate_of, prepare_minibatch, split_evenly
-from .policy import CheckpointGone, PolicyClient, PolicySampler, PolicyService, Update
+from .policy import CheckpointGone, PolicyClient, PolicyService, Update
 from .rollout import Rollout
+from .sampler import PolicySampler
 from .tasks import Task
 
 
@@ -145,11 +145,12 @@ class TrainingJob:
         Raises OutOfTime, Stopped and the like before the batch is full: what of it was trained on is then dropped.
         """
         batch = Batch(began=time.monotonic())
+        self._intake.last = step + 1 == self._config.steps
         name = f"{phase}-{self.name}-step{step:05d}"
         try:
             update = self._client.update(lambda: self._minibatches(batch, step, deadline), step, name)
         except CheckpointGone as error:
-            raise self._gone(error) from error
+            raise gone(self._folder.checkpoint(self.index), self.name, error) from error
         except WorkerFailed as failed:
             raise failed.error from None
         version = self._intake.version + 1
@@ -260,7 +261,7 @@ class TrainingJob:
             self._take_over(self._client.publish(f"{phase}-{self.name}-start"), -1, 0, phase, None)
             return 0
         saved = read_checkpoint(path)
-        self._log_what_the_checkpoint_tells(saved)
+        log_last_step(self._folder, self.name, saved)
         back = self._from_step is not None
         if self._from_step is not None:
             saved = checkpoint_of(path, self._from_step - 1)
@@ -269,7 +270,7 @@ class TrainingJob:
             try:
                 self._client.restore(saved["checkpoint"])
             except CheckpointGone as error:
-                raise self._gone(error) from error
+                raise gone(self._folder.checkpoint(self.index), self.name, error) from error
         if back:
             self._folder.log("rolled_back", job=self.name, step=saved["step"])
             go_back(path, saved["step"])  # only now: the server has it
@@ -285,25 +286,6 @@ class TrainingJob:
             restarted=saved["unfinished_groups"] if done < self._config.steps else [],
         )
         return done
-
-    def _log_what_the_checkpoint_tells(self, saved: dict[str, Any]) -> None:
-        """Log the last step where its process was killed before it could."""
-        logged = -1
-        for event in scan(self._folder.events, ("step_done", "rolled_back")):
-            if event.get("job") == self.name:
-                logged = event["step"]
-        if saved.get("result") and logged < saved["step"]:
-            self._folder.log("step_done", job=self.name, **saved["result"])
-
-    def _gone(self, error: CheckpointGone) -> CheckpointError:
-        saved = read_checkpoint(self._folder.checkpoint(self.index))
-        older = all_checkpoints(saved)[1:]
-        offer = (
-            f"{told_steps(older)} too: go on from one with --resume --from-step N"
-            if older
-            else "none is older"
-        )
-        return CheckpointError(f"{self.name}, step {saved['step'] + 1}: {error}. Of its checkpoints {offer}")
 
     # -- The producer and the workers --------------------------------------------------------------
 

@@ -10,7 +10,6 @@ one takes over the last checkpoint and the same batch is trained again. Thus no 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -27,7 +26,7 @@ from .calls import PolicyError, Trouble, cancel, in_thread, is_done, pause, wait
 from .config import TrainingConfig
 from .halt import Halt, Stopped
 from .minibatch import datum
-from .rollout import Sample
+from .sampler import PolicySampler
 from .session import START_TIMEOUT, Line, Session
 from .watch import WaitingCall, Watch, ailment
 
@@ -48,85 +47,6 @@ class CheckpointGone(PolicyError):
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"the server cannot load the checkpoint {path}: {why}", Trouble.GONE)
         self.path = path
-
-
-class PolicySampler:
-    """One published policy; or the base model, as the reference. Safe for many threads."""
-
-    def __init__(
-        self, line: Line, path: str, stop_tokens: list[int], temperature: float, halt: threading.Event
-    ) -> None:
-        """halt: ends every call that waits."""
-        self.path = path  # where the server keeps it; the base model's name for the base
-        self._line = line
-        self._stop_tokens = stop_tokens
-        self._temperature = temperature
-        self._halt = halt
-
-    def sample(self, prompt: list[int], max_tokens: int, seed: int | None) -> Sample:
-        """Sample one continuation; a server that is down is waited for.
-
-        Raises PolicyError where the server fails, refuses, or sends no finite log-probability; Stopped.
-        """
-        from tinker import types
-
-        parameters = types.SamplingParams(
-            max_tokens=max_tokens, temperature=self._temperature, seed=seed, stop=self._stop_tokens
-        )
-
-        def call(session: Session) -> Any:
-            client = session.sampler(self.path, self._halt)
-            return client.sample(types.ModelInput.from_ints(prompt), 1, parameters)
-
-        sequence = self._line.ask("sampling", call, self._halt).sequences[0]
-        tokens = list(sequence.tokens)
-        logprobs = list(sequence.logprobs or [])
-        if not tokens or len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)):
-            raise PolicyError("sampling: the server did not send a finite log-probability for each token")
-        return Sample(tokens, logprobs, stopped=sequence.stop_reason == "stop")
-
-    def logprobs(self, tokens: np.ndarray) -> Reference:
-        """Ask for every token's log-probability under this policy; the answer's `result` waits for it."""
-        return Reference(self._line, self.path, tokens, self._halt)
-
-
-class Reference:
-    """Log-probabilities that were asked for, and are asked for again where the answer is lost."""
-
-    def __init__(self, line: Line, path: str, tokens: np.ndarray, halt: threading.Event) -> None:
-        self._line, self._path, self._tokens, self._halt = line, path, tokens, halt
-        self._lock = threading.Lock()
-        self._values: np.ndarray | None = None
-        self._first: Any = None
-        with contextlib.suppress(PolicyError):  # `result` asks again
-            self._first = self._ask(line.current())
-
-    def result(self) -> np.ndarray:
-        """Return float64 of shape (tokens,), 0 for the first, which has none. Raises PolicyError, Stopped."""
-        with self._lock:
-            if self._values is None:
-                values = self._line.ask("reference log-probabilities", self._answer, self._halt)
-                self._values = _finite(values)
-        return self._values
-
-    def _answer(self, session: Session) -> Any:
-        asked, self._first = self._first, None
-        return asked if asked is not None else self._ask(session)
-
-    def _ask(self, session: Session) -> Any:
-        from tinker import types
-
-        client = session.sampler(self._path, self._halt)
-        return client.compute_logprobs(types.ModelInput.from_ints(self._tokens.tolist()))
-
-
-def _finite(values: Any) -> np.ndarray:
-    if not values:
-        raise PolicyError("reference log-probabilities: the server sent none")
-    array = np.array([0.0, *(np.nan if value is None else value for value in values[1:])])
-    if not np.isfinite(array).all():
-        raise PolicyError("reference log-probabilities: the server sent some that are not finite")
-    return array
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import numpy as np
 
 from .calls import PolicyError
 from .config import TrainingConfig
-from .policy import PolicyClient, PolicySampler, PolicyService
+from .policy import PolicyClient, PolicyService
+from .sampler import PolicySampler
 
 CONNECT_TIMEOUT = 10.0  # seconds until a server that does not take connections is given up
 COLD_START = 900.0  # seconds that a server which took the connection may need to answer: it may have to start

@@ -44,9 +44,9 @@ from .events import RunFolder, dumps, write_atomically
 from .grading import check_graders
 from .halt import Halt, Stopped
 from .job import TrainingJob
-from .policy import PolicySampler
 from .preflight import check_training
 from .resuming import begin_log, check_step, measured_before, reap_dead
+from .sampler import PolicySampler
 from .selection import Selection, held_out_tasks
 from .tasks import Task, load_tasks
 from .trust import make_grader, trust_in

@@ -79,6 +79,12 @@ def test_a_batch_keeps_room_for_what_would_be_too_old_for_the_next():
     assert intake.may_close()
 
 
+def test_nothing_is_started_for_a_batch_that_never_comes():
+    intake = Intake(CONFIG)
+    intake.room, intake.last = 4, True
+    assert begin(intake) == 4
+
+
 def test_without_staleness_nothing_is_started_while_training():
     intake = Intake(replace(CONFIG, max_staleness=0))
     assert begin(intake) == 0
