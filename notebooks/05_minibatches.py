@@ -66,7 +66,7 @@ random = np.random.default_rng(SEED)
 # failure. Seven other attempts at the *same* issue tell what was to be expected, and no second network has to learn to
 # predict it.
 #
-# Real attempts take minutes. What follows needs only their rewards and a few arrays, so we make some up: `attempt`
+# A real attempt needs a model, a sandbox and tests. What follows needs only rewards and a few arrays, so we make some up: `attempt`
 # gives one of four tokens, of which the last two were sampled by the model.
 
 # %%
@@ -210,7 +210,7 @@ for name, ids, own in parts:
 # Each sampled token gets its attempt's advantage, divided by the number $N$ of sampled tokens in the whole minibatch; all
 # others get 0:
 #
-# $$w_t = \frac{m_t}{N} \Bigl( A - \beta \, \bigl(\log \pi_\text{sampled}(x_t) - \log \pi_\text{ref}(x_t)\bigr) \Bigr)$$
+# $$w_t = \frac{m_t}{N} \Bigl( A - \beta \bigl(\log \pi_{\text{sampled}}(x_t) - \log \pi_{\text{ref}}(x_t)\bigr) \Bigr)$$
 #
 # The part with $\beta$ is the next section's. Dividing by one common $N$ means that each token counts the same, in long
 # attempts as in short ones. Dividing by the length of each attempt instead would make every token of a rambling
@@ -232,7 +232,7 @@ print("different weights in the attempt:", np.unique(ours))
 # ## 8. The KL term
 #
 # A model that is trained on one thing may forget others. The KL term is a leash to the *reference*, which is the model
-# before training: $\log \pi_\text{sampled} - \log \pi_\text{ref}$ is positive where the trained model likes a token more than the
+# before training: $\log \pi_{\text{sampled}} - \log \pi_{\text{ref}}$ is positive where the trained model likes a token more than the
 # reference did, and its mean over sampled tokens estimates the Kullback-Leibler divergence between the two. Taking
 # $\beta$ (`kl_coef`) times this off the advantage makes straying cost reward.
 #
@@ -240,17 +240,17 @@ print("different weights in the attempt:", np.unique(ours))
 # is 0.2, so that one can see it.
 
 # %%
-shown = np.flatnonzero(mask)[:5]
+shown = np.flatnonzero(mask)[:4]
 reference = np.where(mask, logprobs * random.uniform(0.2, 3.0, len(mask)), 0.0)
 held = token_advantages(mask, logprobs, 1.5, 200, reference, 0.2)
 assert np.allclose(our_weights(mask, logprobs, 1.5, 200, reference, 0.2), held)
-print(f"{'token':12}{'logprob':>10}{'reference':>12}{'difference':>12}{'weight x N':>12}")
+print(f"{'token':14}{'logprob':>12}{'reference':>12}{'difference':>12}{'weight x N':>12}")
 for t in shown:
     numbers = (logprobs[t], reference[t], logprobs[t] - reference[t], 200 * held[t])
-    print(f"{chat.decode([int(tokens[t])])!r:10}", *(f"{number:11.2f}" for number in numbers))
+    print(f"{chat.decode([int(tokens[t])])!r:14}", *(f"{number:11.2f}" for number in numbers))
 
 # %% [markdown]
-# The tiny model's tokens are long: the whole opening of a tool call is one. Without the term each would weigh 1.5. Where the difference is positive it weighs less now, where it is
+# Without the term each of these tokens would weigh 1.5. Where the difference is positive it weighs less now, where it is
 # negative more. The term is a plain number, part of the reward; no gradient flows through it.
 #
 # ## 9. One Datum, opened
@@ -267,10 +267,10 @@ data = prepare_minibatch([Group(0, task.instance_id, 0, (success, failure))])
 inputs = {name: field.to_numpy() for name, field in data[0].loss_fn_inputs.items()}
 assert (data[0].model_input.to_ints() == tokens[:-1]).all() and (inputs["target_tokens"] == tokens[1:]).all()
 print(len(data), "data of", len(inputs["target_tokens"]), "targets\n")
-print(f"{'reads':>12}  {'should say':14}{'logprob':>9}{'weight':>10}")
+print(f"{'reads':>24}  {'should say':24}{'logprob':>9}{'weight':>10}")
 for t in range(np.argmax(mask) - 3, np.argmax(mask) + 3):
     reads, says = (repr(chat.decode([int(i)])) for i in (tokens[t], inputs["target_tokens"][t]))
-    print(f"{reads:>12}  {says:14}{inputs['logprobs'][t]:9.2f}{inputs['advantages'][t]:10.5f}")
+    print(f"{reads:>24}  {says:24}{inputs['logprobs'][t]:9.2f}{inputs['advantages'][t]:10.5f}")
 
 
 # %% [markdown]
@@ -279,10 +279,10 @@ for t in range(np.argmax(mask) - 3, np.argmax(mask) + 3):
 # ## 10. The loss, and its clip
 #
 # By the time of training the model is not quite the one that sampled: the minibatches before this one have moved it.
-# The ratio $\rho_t = \pi(x_t) / \pi_\text{sampled}(x_t)$ says by how much, for one token. PPO's loss follows the
+# The ratio $\rho_t = \pi(x_t) / \pi_{\text{sampled}}(x_t)$ says by how much, for one token. PPO's loss follows the
 # weight, but only up to a point:
 #
-# $$L = -\sum_t \min\bigl(\rho_t w_t,\; \operatorname{clip}(\rho_t, 0.8, 1.28)\, w_t\bigr)$$
+# $$L = -\sum_t \min\bigl(\rho_t w_t, \operatorname{clip}(\rho_t, 0.8, 1.28) w_t\bigr)$$
 #
 # Minus the loss is what is maximised; the figure shows it for one token of weight +1 and one of weight -1.
 
@@ -301,7 +301,7 @@ for axes, weight in zip(panels, (1.0, -1.0), strict=True):
     assert torch.equal(theirs, our_loss(ratio.log(), zeros, weights))
     flat = (config.clip_high, 1.8) if weight > 0 else (0.4, config.clip_low)
     axes.axvspan(*flat, color="#EEEEEE", lw=0)
-    axes.text(np.mean(flat), 0.6 if weight > 0 else -1.4, "no\ngradient", ha="center", va="center", fontsize=9)
+    axes.text(np.mean(flat), 0.6 if weight > 0 else -1.4, "no\ngradient", ha="center", va="center")
     axes.plot(ratio, ratio * weight, "--", color="#999999", lw=1, label="without the clip")
     axes.plot(ratio, -theirs, color="#0072B2" if weight > 0 else "#D55E00", lw=2, label="with it")
     axes.axvline(1, color="#BBBBBB", lw=0.8)
@@ -339,7 +339,7 @@ for name, parts in (("cut in order", in_order), ("split_evenly", split_evenly(ba
 # %% [markdown]
 # ## 12. The learning rate's warm-up
 #
-# Adam scales a step by a running mean of past gradients, which at the start is a mean of almost nothing. So the first
+# Adam divides a step by the usual size of past gradients, and at the start has seen next to none. So the first
 # steps are made smaller, over `warmup_steps` $= W$:
 #
 # $$\eta_s = \eta \cdot \min\Bigl(1, \frac{s + 1}{\max(1, W)}\Bigr), \qquad s = 0, 1, 2, \dots$$
@@ -361,7 +361,7 @@ for preset in (TrainingConfig.laptop(), TrainingConfig.laptop(warmup_steps=5), T
 # - An advantage becomes a weight for each token that the model sampled, divided by all of the minibatch's; the KL term
 #   makes straying from the reference cost a little.
 # - A `Datum` is an attempt with everything shifted by one, and the clip bounds how far one batch can move a token.
-# - All of it is `minibatch.py`, 150 lines that know nothing of sandboxes, servers or threads.
+# - The client's part of it is `minibatch.py`, 150 lines that know nothing of sandboxes, servers or threads.
 #
 # ## Exercises
 #
@@ -384,7 +384,7 @@ def check(answer, expected):
 #
 # <details><summary>Solution</summary>
 #
-# All ten-percent chances together hardly ever succeed, so that $1 - 0.9^n \ge 0.9$ decides: $n \ge \log 0.1 / \log 0.9 = 21.9$.
+# That all of them succeed has a chance of $0.1^n$, next to nothing, so that $1 - 0.9^n \ge 0.9$ decides: $n \ge \log 0.1 / \log 0.9 = 21.9$.
 #
 # ```python
 # answer = next(n for n in range(2, 100) if 1 - 0.1**n - 0.9**n >= 0.9)
