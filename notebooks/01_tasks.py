@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown]
-# # 01 · Tasks: what an agent is asked, and how the answer is judged
+# # 01 · Tasks: what is asked, and what judges
 #
 # | | |
 # |---|---|
@@ -50,12 +50,13 @@ CHECKED = 4 if os.environ.get("SWEGYM_TUTORIAL_QUICK") == "1" else 8  # tasks th
 
 # %%
 import dataclasses
+import html
 import shlex
 from collections import Counter
 from contextlib import closing
 
 import matplotlib.pyplot as plt
-from IPython.display import Markdown, display
+from IPython.display import HTML, display
 
 from swegym_tutorial import TrainingConfig, grade, load_tasks
 from swegym_tutorial.answers import prepare
@@ -110,8 +111,11 @@ print(sandbox.exec(look, timeout=30).output[:3000], end="")
 
 # %%
 def show_diff(patch):
-    """Show a diff in colours."""
-    display(Markdown(f"```diff\n{patch.rstrip()}\n```"))
+    """Show a diff in colours that can be read on light and dark pages."""
+    colours = {"+": "#2DA44E", "-": "#E5534B", "@": "#8B949E"}
+    lines = [(colours.get(line[:1], "inherit"), html.escape(line)) for line in patch.splitlines()]
+    spans = "\n".join(f'<span style="color: {colour}">{line}</span>' for colour, line in lines)
+    display(HTML(f'<pre style="font-family: monospace; line-height: 1.3">{spans}</pre>'))
 
 
 show_diff(task.patch)
@@ -155,9 +159,8 @@ def run_hidden_tests(task, patch):
     return {w[1]: w[0] for w in words if len(w) > 1 and w[0] in ("PASSED", "FAILED", "ERROR")}
 
 
-bench = Bench(
-    sandboxes, config
-)  # the package's own way; SWE-Gym's tasks have no test command to call by hand
+# The package's own way: SWE-Gym's tasks have no test command to call by hand.
+bench = Bench(sandboxes, config)
 run = run_hidden_tests if task.test_command else lambda task, patch: bench.run(task, patch.encode()).tests
 before, after = run(task, ""), run(task, task.patch)
 for name, tests in (("FAIL_TO_PASS", task.fail_to_pass), ("PASS_TO_PASS", task.pass_to_pass)):
@@ -239,9 +242,8 @@ held_out = load_tasks(SOURCE, split="held-out")
 print(f"{'split':10}{'tasks':>7}{'FAIL_TO_PASS':>14}{'PASS_TO_PASS':>14}{'files a task':>14}")
 for name, split in (("train", tasks), ("held-out", held_out)):
     mend, keep = (sum(len(getattr(t, f)) for t in split) for f in ("fail_to_pass", "pass_to_pass"))
-    print(
-        f"{name:10}{len(split):>7}{mend:>14}{keep:>14}{sum(len(t.files) for t in split) / len(split):>14.1f}"
-    )
+    files = sum(len(t.files) for t in split) / len(split)
+    print(f"{name:10}{len(split):>7}{mend:>14}{keep:>14}{files:>14.1f}")
 print("repositories in both:", len({t.repo for t in tasks} & {t.repo for t in held_out}))
 
 # %% [markdown]
@@ -265,7 +267,7 @@ if cached_path().is_file():
     print(len(real.fail_to_pass), "tests to mend,", len(real.pass_to_pass), "to keep")
     print(real.problem_statement[:1500])
 else:
-    print("SWE-Gym's tasks are not on this machine. To get them, once (a few megabytes):")
+    print("SWE-Gym's tasks are not on this machine. To get them, once:")
     print("    swegym-tutorial tasks list --tasks swegym")
     print("Then run this cell again, or set SOURCE to swegym in section 1.")
 
