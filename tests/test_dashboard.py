@@ -184,18 +184,18 @@ class Interrupter(Recorder):
 
 # An interrupt leaves the notebook usable, jupyter/help#318: the prompt is back, the run goes on and can be stopped.
 @pytest.mark.slow
-def test_case_45_an_interrupted_wait_leaves_run_and_dashboard_alone(tmp_path: Path) -> None:
+def test_case_45_an_interrupted_wait_stops_the_run_and_leaves_its_last_state(tmp_path: Path) -> None:
     waiting = nbformat.v4.new_code_cell("await dashboard", metadata={"tags": ["raises-exception"]})
     _, outputs = run_cells(
         start(tmp_path / "run", "dashboard = Dashboard(run.start())"),
         waiting,
-        "print(run.running)\nrun.go_on.set()\nawait dashboard\nprint(dashboard)",
+        "run.join(20)\nprint(run.running)\nawait dashboard\nprint(dashboard)",
         client=Interrupter,
     )
     (error,) = [output.ename for output in outputs if output.output_type == "error"]
     assert error in ("KeyboardInterrupt", "CancelledError")
     printed = "".join(output.get("text", "") for output in outputs)
-    assert printed.startswith("True\nstatus             done after")
+    assert printed.startswith("False\nstatus             stopped after")
 
 
 @pytest.mark.slow

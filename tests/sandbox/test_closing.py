@@ -128,8 +128,10 @@ def test_an_engine_that_hangs_holds_nobody_up(
                 closer.result(timeout=30)
             assert time.monotonic() - start < 15
         proxy.stall(False)
-    monkeypatch.setenv("DOCKER_HOST", engine.settings["DOCKER_HOST"])
-    assert wait_for(lambda: not find("docker", "hangs"), 60)  # by the child that goes on
+        monkeypatch.setenv("DOCKER_HOST", engine.settings["DOCKER_HOST"])
+        assert wait_for(
+            lambda: not find("docker", "hangs"), 60
+        )  # by the child that goes on, through the proxy
 
 
 @pytest.mark.slow
