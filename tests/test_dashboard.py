@@ -182,7 +182,7 @@ class Interrupter(Recorder):
         return super().process_message(msg, cell, cell_index)
 
 
-# An interrupt leaves the notebook usable, jupyter/help#318: the prompt is back, the run goes on and can be stopped.
+# An interrupt leaves the notebook usable, jupyter/help#318: the prompt is back, and nothing of the run goes on.
 @pytest.mark.slow
 def test_case_45_an_interrupted_wait_stops_the_run_and_leaves_its_last_state(tmp_path: Path) -> None:
     waiting = nbformat.v4.new_code_cell("await dashboard", metadata={"tags": ["raises-exception"]})
