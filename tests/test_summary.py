@@ -52,7 +52,7 @@ def test_case_4_tasks_that_are_not_valid_are_counted_beside_them() -> None:
 def test_a_run_may_open_as_many_files_as_the_system_allows() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     code = (
-        "import resource; from swegym_tutorial.run import _raise_file_limit as up\n"
+        "import resource; from swegym_tutorial.connect import raise_file_limit as up\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)); up()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

@@ -243,9 +243,9 @@ def left_out(run: TrainingRun, tasks) -> list[str]:
     """The tasks that a run goes on with."""
     run.folder.open()
     (run.folder.path / "config.json").write_text(json.dumps(run.config.to_json()))
-    run._leave_out_invalid(trust.trust_in(tasks))
+    run._tasks.leave_out_invalid(trust.trust_in(tasks))
     run.folder.close()
-    return [task.instance_id for task in run._tasks]
+    return [task.instance_id for task in run._tasks.train]
 
 
 def test_case_4_training_leaves_out_what_is_not_valid_and_says_so(task, tmp_path):
