@@ -85,14 +85,15 @@ def log_last_step(folder: RunFolder, job: str, saved: Mapping[str, Any]) -> None
         folder.log("step_done", job=job, **saved["result"])
 
 
-def gone(path: Path, job: str, why: Exception) -> CheckpointError:
-    """Say that the server has lost the last checkpoint, and which older ones can be gone back to."""
-    saved = read_checkpoint(path)
-    older = all_checkpoints(saved)[1:]
+def gone(path: Path, job: str, lost: str, why: Exception) -> CheckpointError:
+    """Say that the server has lost the checkpoint with a path, and which others can be gone back to."""
+    found = all_checkpoints(read_checkpoint(path))
+    others = [each for each in found if each["checkpoint"] != lost]
+    step = next((f", step {each['step'] + 1}" for each in found if each["checkpoint"] == lost), "")
     offer = (
-        f"{told_steps(older)} too: go on from one with --resume --from-step N" if older else "none is older"
+        f"{told_steps(others)} too: go on from one with --resume --from-step N" if others else "none is left"
     )
-    return CheckpointError(f"{job}, step {saved['step'] + 1}: {why}. Of its checkpoints {offer}")
+    return CheckpointError(f"{job}{step}: {why}. Of its checkpoints {offer}")
 
 
 def told_steps(checkpoints: list[dict[str, Any]]) -> str:

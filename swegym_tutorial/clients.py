@@ -17,8 +17,8 @@ from .checkpoints import CheckpointError
 from .connect import RunError
 from .events import RunFolder
 from .faults import TooManyFaults
-from .halt import Halt, Stopped
-from .job import HoursOver, TrainingJob
+from .halt import Halt, HoursOver, Stopped
+from .job import TrainingJob
 from .sampler import PolicySampler
 from .sandbox import SandboxError
 

@@ -14,6 +14,14 @@ class Stopped(Exception):
     """The work was told to end while it waited."""
 
 
+class OutOfTime(Exception):
+    """The run's hours are over."""
+
+
+class HoursOver(RuntimeError):
+    """The run's hours were over before a job had anything to show."""
+
+
 class Halt(threading.Event):
     """An event that also sets all its children. Safe for many threads."""
 

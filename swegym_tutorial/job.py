@@ -26,7 +26,7 @@ from .checkpoints import (
 from .config import TrainingConfig
 from .events import RunFolder
 from .grading import Episode
-from .halt import Halt, Stopped
+from .halt import Halt, HoursOver, OutOfTime, Stopped
 from .intake import Intake
 from .minibatch import Fate, Group, fate_of, prepare_minibatch, split_evenly
 from .policy import CheckpointGone, PolicyClient, PolicyService, Update
@@ -35,20 +35,12 @@ from .sampler import PolicySampler
 from .tasks import Task
 
 
-class OutOfTime(Exception):
-    """The run's hours are over."""
-
-
 class WorkerFailed(Exception):
     """Carries a worker's error through the update, which would take a PolicyError for the trainer's own."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class HoursOver(RuntimeError):
-    """The run's hours were over before a job had anything to show."""
 
 
 class TrainingJob:
@@ -150,7 +142,7 @@ class TrainingJob:
         try:
             update = self._client.update(lambda: self._minibatches(batch, step, deadline), step, name)
         except CheckpointGone as error:
-            raise gone(self._folder.checkpoint(self.index), self.name, error) from error
+            raise gone(self._folder.checkpoint(self.index), self.name, error.path, error) from error
         except WorkerFailed as failed:
             raise failed.error from None
         version = self._intake.version + 1
@@ -270,10 +262,10 @@ class TrainingJob:
             try:
                 self._client.restore(saved["checkpoint"])
             except CheckpointGone as error:
-                raise gone(self._folder.checkpoint(self.index), self.name, error) from error
+                raise gone(self._folder.checkpoint(self.index), self.name, error.path, error) from error
         if back:
-            self._folder.log("rolled_back", job=self.name, step=saved["step"])
             go_back(path, saved["step"])  # only now: the server has it
+            self._folder.log("rolled_back", job=self.name, step=saved["step"])
         intake = self._intake
         intake.version, intake.next_group = saved["policy_version"], saved["next_group"]
         intake.left.extend(saved["unfinished_groups"])

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import math
 import os
 import re
 import secrets
@@ -118,7 +117,6 @@ class TrainingRun:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._fatal: RunError | None = None
-        self._deadline = math.inf
 
     # -- Control -----------------------------------------------------------------------------------
 
@@ -272,7 +270,7 @@ class TrainingRun:
 
     def _run(self, closing: contextlib.ExitStack) -> None:
         config, tasks = self.config, self._tasks
-        self._deadline = time.time() + config.hours * 3600
+        deadline = time.time() + config.hours * 3600
         threading.Thread(target=self._watch_hours, name="hours", daemon=True).start()
         begin_log(
             self.folder,
@@ -320,7 +318,7 @@ class TrainingRun:
             for n, client in enumerate(clients)
         ]
         self._clients = Clients(jobs, self.folder, self._halt)
-        self._clients.run(f"run-{time.time_ns()}", self._deadline)
+        self._clients.run(f"run-{time.time_ns()}", deadline)
         if tasks.held_out:
             for n, policy in sorted(self._clients.policies.items()):
                 self._evaluate(policy, attempts, "after", jobs[n].name, jobs[n].version)
