@@ -34,9 +34,7 @@ lab: $(READY)  ## open the notebooks
 	.venv/bin/jupyter lab --notebook-dir notebooks 00_quickstart.ipynb
 
 notebooks: $(READY)  ## run the notebooks and keep their outputs
-	cd notebooks && for n in [0-9]*.py; do ../.venv/bin/jupytext --update --to ipynb $$n; done
-	.venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.store_widget_state=False \
-		--ExecutePreprocessor.record_timing=False --ExecutePreprocessor.timeout=1500 notebooks/*.ipynb
+	.venv/bin/python tests/draw_notebooks.py
 
 # The local server and the Modal sandbox with other releases of their SDKs, each in an environment of its own.
 sdks: $(SDKS:%=.venv-sdk-%/.installed) $(MODALS:%=.venv-modal-%/.installed)

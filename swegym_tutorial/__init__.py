@@ -23,9 +23,11 @@ _HOMES = {
     "prepare_minibatch": "minibatch",
     "TrainingRun": "run",
     "Dashboard": "dashboard",
+    "EpisodeViewer": "viewer",
 }
 __all__ = [
     "Dashboard",
+    "EpisodeViewer",
     "Task",
     "TrainingConfig",
     "TrainingRun",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from .rollout import generate_rollout
     from .run import TrainingRun
     from .tasks import Task, load_tasks
+    from .viewer import EpisodeViewer
 
 
 def __getattr__(name: str) -> Any:

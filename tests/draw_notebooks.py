@@ -1,0 +1,60 @@
+"""Run the notebooks from top to bottom and keep their outputs, as they are committed: `draw_notebooks.py [NAME ...]`.
+
+NAME is a notebook without its ending, or the beginning of one: `03`. Each is made anew from its twin NAME.py and
+executed in a kernel of its own. What only a living kernel can use is dropped from the file: widgets and their state.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def draw(path: Path) -> None:
+    """Execute one twin and write the notebook beside it. Raises CellExecutionError where a cell fails."""
+    book = jupytext.read(path)
+    client = NotebookClient(
+        book,
+        timeout=600,
+        resources={"metadata": {"path": str(FOLDER)}},
+        store_widget_state=False,
+        record_timing=False,
+        coalesce_streams=True,
+    )
+    client.execute()
+    for number, cell in enumerate(book.cells):
+        cell.id = f"cell-{number}"  # the same each time, for a small diff
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if kept(output)]
+    book.metadata.pop("widgets", None)
+    jupytext.write(book, path.with_suffix(".ipynb"))
+
+
+def kept(output: Any) -> bool:
+    """Whether an output says something in a saved file: not a widget, and not the place that one has left."""
+    data = output.get("data", {})
+    return WIDGET not in data and data != {"text/plain": ""}
+
+
+def main() -> None:
+    starts = tuple(sys.argv[1:]) or ("",)
+    for path in sorted(FOLDER.glob("[0-9]*.py")):
+        if path.stem.startswith(starts):
+            began = time.monotonic()
+            draw(path)
+            size = path.with_suffix(".ipynb").stat().st_size
+            print(f"{path.stem:20} {time.monotonic() - began:6.1f} s  {size / 1000:6.1f} KB", flush=True)
+            nbformat.validate(nbformat.read(path.with_suffix(".ipynb"), as_version=4))
+
+
+if __name__ == "__main__":
+    main()
