@@ -12,7 +12,6 @@ import atexit
 import base64
 import html
 import os
-import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from .events import EventReader, RunFolder
 from .lines import ENDED, evaluation_lines, resume_command
+from .outputs import Output, in_notebook
 from .summary import ADD_NOTHING, RunSummary
 from .terminal import PlainLines
 from .words import alt_text, status_line, summary_table
@@ -173,12 +173,6 @@ class Dashboard:
         return True
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # where it was not imported, this is no kernel
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-
-
 class _View(Protocol):
     """Where a summary is shown. Its methods are called by one thread at a time."""
 
@@ -194,7 +188,7 @@ class _NotebookView:
 
     def __init__(self) -> None:
         self.text = ""
-        self._figure, self._table, self._buttons = _Output(), _Output(), _Output()
+        self._figure, self._table, self._buttons = Output(), Output(), Output()
         self._drawn: Any = None
         self._rows: list[tuple[str, str]] = []
         self._notes: list[tuple[str, str]] = []
@@ -235,36 +229,6 @@ class _NotebookView:
         text = table_text(rows)
         self._table.put({"text/html": table_html(rows), "text/plain": text}, {})
         self.text = text
-
-
-class _Output:
-    """One output of a cell, shown at the first `put` and changed in place by the next ones, from any thread."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-        self._data: Mapping[str, str] = {}
-
-    def put(self, data: Mapping[str, str], metadata: Mapping[str, Any]) -> None:
-        """Show MIME data; does nothing where it is what is shown already."""
-        from IPython.display import display
-
-        if data == self._data:
-            return
-        self._data = data
-        if self._handle is None:
-            self._handle = display(data, metadata=metadata, raw=True, display_id=True)
-        else:
-            self._handle.update(data, metadata=metadata, raw=True)
-
-    def put_widget(self, widget: Any) -> None:
-        from IPython.display import display
-
-        self._handle = display(widget, display_id=True)
-
-    def remove(self) -> None:
-        """Leave an empty output: the cell's others keep their places."""
-        if self._handle is not None:
-            self.put({"text/plain": ""}, {})
 
 
 def _button_row(actions: Mapping[str, Callable[[], None]]) -> Any:
