@@ -7,15 +7,16 @@ nothing of notebooks or of live runs.
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .summary import RunSummary
 from .terminal import summarise
@@ -238,6 +239,34 @@ def png_bytes(figure: Figure, description: str = "") -> bytes:
     metadata = {"Description": description} if description else {}
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None, **metadata})
     return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as it is shown by a notebook where it is a cell's last value, with the words for those who don't see it."""
+
+    png: bytes = field(repr=False)
+    words: str
+    width: int  # pixels on the page, at 96 an inch; the PNG has more
+    height: int
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the PNG, and return where it is."""
+        path = Path(path)
+        path.write_bytes(self.png)
+        return path
+
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.words}
+        return data, {"image/png": {"alt": self.words, "width": self.width, "height": self.height}}
+
+
+def picture(figure: Figure, words: str) -> Picture:
+    """Draw a figure once. words: what it shows, written into the PNG too."""
+    width, height = (round(96 * float(inches)) for inches in figure.get_size_inches())
+    return Picture(png_bytes(figure, words), words, width, height)
 
 
 def save_reward_time(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:

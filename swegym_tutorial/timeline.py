@@ -1,0 +1,275 @@
+"""What went on at the same time in a run: attempts, gradings, reference log-probabilities, training.
+
+Read from events.jsonl alone, live or afterwards; of a long log only the window that is asked for is kept. Hours in
+which no process ran, between the parts of a resumed run, are cut out. Knows nothing of figures.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .events import scan
+from .summary import job_order
+from .timeline_log import Raw, read_log
+
+if TYPE_CHECKING:
+    from .plots import Picture
+
+LAST = 10  # steps that are shown of a longer run
+
+
+class Kind(StrEnum):
+    """What a span is."""
+
+    ROLLOUT = "rollout"  # an attempt, from its start until it may be graded
+    SAMPLING = "sampling"  # a part of it: the policy writes a turn
+    TOOLS = "tools"  # a part of it: a command runs in the sandbox
+    GRADING = "grading"  # of an attempt, in a fresh sandbox
+    REFERENCE = "reference"  # log-probabilities under the base model, of one group
+    TRAINING = "training"  # forward_backward and optim_step: of one minibatch, or in older logs of a batch
+    PUBLISHING = "publishing"  # saving the new weights, and handing them to the sampler
+
+
+BUSY = (Kind.TRAINING, Kind.PUBLISHING)  # what keeps the trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that went on. Times in seconds since the timeline's start, without what was cut out."""
+
+    kind: Kind
+    start: float
+    end: float
+    job: str
+    name: str  # g000003-a2, g000003 or step 4
+    group: int | None  # its number, of what belongs to one
+    step: int | None  # counted from 1: of training and publishing
+    version: int  # of the policy that an attempt samples from, or that training makes
+    fate: str = ""  # kept, uniform, stale or failed: what became of the attempt's group; empty: not decided
+    ended: bool = True  # whether it came to its end, inside or outside of the window
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of one job: from the end of the one before to its publication. Times as a span's."""
+
+    job: str
+    number: int  # counted from 1
+    version: int  # of the policy that it published
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans and steps in one window of a run. The methods take kinds, and treat all jobs together."""
+
+    jobs: tuple[str, ...]
+    began: float  # seconds since 1970
+    seconds: float  # how long the window is, without what was cut out
+    spans: tuple[Span, ...]  # by start
+    steps: tuple[Step, ...]  # that were published in it, by end
+    cuts: tuple[tuple[float, float], ...]  # where time was cut out, and how many seconds
+    live: bool  # whether it reaches to the present of a run that goes on
+    steps_done: int  # of the whole run: the most that a job has done
+
+    def of(self, *kinds: str) -> list[Span]:
+        return [span for span in self.spans if span.kind in kinds]
+
+    def busy(self, *kinds: str) -> float:
+        """Return for how many seconds at least one such span went on."""
+        return total(union((s.start, s.end) for s in self.of(*kinds)))
+
+    def overlap(self, one: str, other: str) -> float:
+        """Return for how many seconds spans of both kinds went on."""
+        return self.busy(one) + self.busy(other) - self.busy(one, other)
+
+    def at_once(self, kind: str) -> tuple[float, int]:
+        """Return how many such spans went on at once: on average over the window, and at most."""
+        spans = self.of(kind)
+        changes = sorted([(s.start, 1) for s in spans] + [(s.end, -1) for s in spans])
+        most = open_now = 0
+        for _, change in changes:
+            open_now += change
+            most = max(most, open_now)
+        return (sum(s.seconds for s in spans) / self.seconds if self.seconds else 0.0), most
+
+    def idle(self) -> list[tuple[float, float]]:
+        """Return from when to when no job was training or publishing."""
+        busy = union((s.start, s.end) for s in self.of(*BUSY))
+        edges = [0.0, *(time for one in busy for time in one), self.seconds]
+        gaps = zip(edges[::2], edges[1::2], strict=True)
+        return [(start, end) for start, end in gaps if end > start]
+
+    @property
+    def idle_share(self) -> float:
+        """The share of the window in which no job was training or publishing, from 0 to 1."""
+        return total(self.idle()) / self.seconds if self.seconds else 0.0
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Join intervals that overlap or touch; returns them by start."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def total(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def timeline(
+    folder: str | os.PathLike[str],
+    job: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+) -> Picture:
+    """Draw what went on at the same time in a run; arguments and errors as of `read_spans`."""
+    from .plots import picture
+    from .timeline_figure import timeline_figure, timeline_words
+
+    read = read_spans(folder, job, first, last)
+    return picture(timeline_figure(read), timeline_words(read))
+
+
+def read_spans(
+    folder: str | os.PathLike[str],
+    job: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+) -> Timeline:
+    """Read what went on in a run, from the start of step `first` to the end of step `last`, counted from 1.
+
+    folder: a run's, live or not. job: train-job0, say; None: all of them. first, last: None is the whole run, of
+    one with more than 10 steps the last 10 and the batch being filled. Raises FileNotFoundError where there is
+    no run, and ValueError where it has no such job or step.
+    """
+    log = Path(folder) / "events.jsonl"
+    if not log.is_file():
+        raise FileNotFoundError(f"{folder} is no run folder: it has no events.jsonl")
+    done, jobs = _steps_done(log)
+    if job is not None:
+        if job not in jobs:
+            raise ValueError(f"{folder} has no job {job!r}; it has {', '.join(jobs) or 'none yet'}")
+        done, jobs = [step for step in done if step.job == job], (job,)
+    since, until = _window(done, first, last)
+    raw = read_log(log, frozenset(jobs), since, until)
+    return _assemble(raw, jobs, done)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A step as it stands in the log. Times in seconds since 1970."""
+
+    job: str
+    number: int
+    version: int
+    start: float
+    end: float
+
+
+def _steps_done(log: Path) -> tuple[list[_Done], tuple[str, ...]]:
+    """Return all steps in the order of the log, and the names of the jobs in their order."""
+    done, names = [], set()
+    for event in scan(log, ("run_start", "step_done")):
+        try:
+            if event["event"] == "run_start":
+                names |= {f"train-job{n}" for n in range(event["clients"])}
+                continue
+            end = float(event["time"])
+            step = int(event["step"]) + 1
+            done.append(
+                _Done(event["job"], step, event["policy_version"], end - float(event["batch_seconds"]), end)
+            )
+            names.add(event["job"])
+        except (KeyError, TypeError, ValueError):
+            continue  # a foreign or older line must not hide the others
+    return done, tuple(sorted(names, key=job_order))
+
+
+def _window(done: Sequence[_Done], first: int | None, last: int | None) -> tuple[float, float]:
+    """Return from when to when, in seconds since 1970, these steps were made."""
+    most = max((step.number for step in done), default=0)
+    if first is not None and not 1 <= first <= most + 1:
+        raise ValueError(f"first={first}: steps are counted from 1, and this run has done {most}")
+    if last is not None and not (first or 1) <= last:
+        raise ValueError(f"last={last}: it must not be before the first step, {first or 1}")
+    if first is None:
+        first = 1 if (last or most) <= LAST else (last or most) - LAST + 1
+    ends = [step.end for step in done if last is not None and step.number <= last]
+    until = max(ends) if ends and last is not None and last <= most else math.inf
+    if first == 1:
+        return -math.inf, until
+    before = [step.end for step in done if step.number == first - 1]
+    starts = [step.start for step in done if step.number >= first]
+    return min(starts or before), until
+
+
+def _assemble(raw: Raw, jobs: tuple[str, ...], done: Sequence[_Done]) -> Timeline:
+    """Put what was read on one clock, on which the parts of the run follow each other without a gap."""
+    clock = _Clock(raw.parts)
+    spans = []
+    for each in raw.spans:
+        start, end = clock.at(each.start), clock.at(each.end)
+        if end > start or each.start == each.end:
+            fate = raw.fates.get((each.part, each.job, each.group), "")
+            spans.append(
+                Span(
+                    Kind(each.kind),
+                    start,
+                    end,
+                    each.job,
+                    each.name,
+                    each.group,
+                    each.step,
+                    each.version,
+                    fate,
+                    each.ended,
+                )
+            )
+    steps = [
+        Step(step.job, step.number, step.version, clock.at(step.start), clock.at(step.end))
+        for step in done
+        if clock.began < step.end <= clock.ended
+    ]
+    return Timeline(
+        jobs=jobs,
+        began=clock.began,
+        seconds=clock.seconds,
+        spans=tuple(sorted(spans, key=lambda span: (span.start, span.end))),
+        steps=tuple(sorted(steps, key=lambda step: step.end)),
+        cuts=clock.cuts(),
+        live=raw.live,
+        steps_done=max((step.number for step in done), default=0),
+    )
+
+
+class _Clock:
+    """Counts the seconds of a run's parts, and none between them."""
+
+    def __init__(self, parts: Sequence[tuple[float, float]]) -> None:
+        self._parts = list(parts) or [(0.0, 0.0)]
+        self.began, self.ended = self._parts[0][0], self._parts[-1][1]
+        self.seconds = total(self._parts)
+
+    def at(self, time: float) -> float:
+        """Return what it shows at a time in seconds since 1970; between two parts it stands still."""
+        return sum(max(0.0, min(time, end) - start) for start, end in self._parts)
+
+    def cuts(self) -> tuple[tuple[float, float], ...]:
+        return tuple((self.at(one[1]), other[0] - one[1]) for one, other in pairwise(self._parts))

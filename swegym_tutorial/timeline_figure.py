@@ -1,0 +1,245 @@
+"""The figure of a timeline, and what it shows in words.
+
+Rows share one axis of time: attempts, gradings, reference log-probabilities, and the trainer with its idle gaps. Up to
+40 lanes each span is a bar; beyond them a row is an area, as high as spans go on at once. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .lines import duration
+from .plots import DPI, GREY, INK, RULE
+from .timeline import BUSY, Kind, Span, Timeline
+from .timeline_rows import COLORS, DARK, VERSIONS, draw_row, row_height, span_colors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, LEFT, RIGHT = 7.0, 1.13, 0.14  # inches, as all that follows
+TOP, VERSIONS_ABOVE, BOTTOM, BETWEEN = 0.55, 0.23, 0.42, 0.07
+TRAINER, TRAINERS = 0.27, 0.165  # the row's height for one job, and for each of several
+IDLE = "#F1F1F1"
+ROWS = {Kind.ROLLOUT: "Attempts", Kind.GRADING: "Grading", Kind.REFERENCE: "Reference"}
+
+
+def timeline_figure(timeline: Timeline) -> Figure:
+    """Draw a timeline. Of one job colours tell the policy's version, of several the job."""
+    from matplotlib.figure import Figure
+
+    rows = [kind for kind in ROWS if timeline.of(kind) or kind is not Kind.REFERENCE]
+    heights = [row_height(timeline, kind) for kind in rows] + [_trainer_height(timeline)]
+    top = TOP + (VERSIONS_ABOVE if _single(timeline) else 0)
+    height = top + sum(heights) + BETWEEN * len(rows) + BOTTOM
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    at = height - top
+    panels = []
+    for each in heights:
+        box = (LEFT / WIDTH, (at - each) / height, 1 - (LEFT + RIGHT) / WIDTH, each / height)
+        panels.append(figure.add_axes(box))
+        at -= each + BETWEEN
+    for axes in panels:
+        _style(axes, timeline)
+    for axes, kind in zip(panels, rows, strict=False):
+        mean, _ = timeline.at_once(kind)
+        _name_row(axes, ROWS[kind], f"{mean:.1f} at once" if mean < 10 else f"{mean:.0f} at once")
+        draw_row(axes, timeline, kind)
+    _draw_trainer(panels[-1], timeline)
+    _draw_marks(panels, timeline)
+    _draw_axis(panels[-1], timeline.seconds)
+    head: dict[str, Any] = {"transform": figure.transFigure, "x": 0.08 / WIDTH, "va": "top"}
+    panels[0].text(
+        y=1 - 0.07 / height, s=title(timeline), fontsize=10.5, fontweight="bold", color=INK, **head
+    )
+    panels[0].text(y=1 - 0.29 / height, s=_key(timeline), fontsize=9, color=GREY, **head)
+    return figure
+
+
+def title(timeline: Timeline) -> str:
+    """Say whose steps are shown and what share of the time the trainer is idle."""
+    if not timeline.steps and not timeline.of(*BUSY):
+        return f"{_whose(timeline)}: no batch is trained on yet"
+    return f"{_whose(timeline)}: the trainer is idle {timeline.idle_share:.0%} of the time"
+
+
+def _whose(timeline: Timeline) -> str:
+    who = timeline.jobs[0] if len(timeline.jobs) == 1 else f"{len(timeline.jobs)} clients"
+    numbers = [step.number for step in timeline.steps]
+    if not numbers:
+        return who
+    low, high = min(numbers), max(numbers)
+    steps = f"step {low}" if low == high else f"steps {low} to {high}"
+    return f"{who}, {steps}" + (f" of {timeline.steps_done}" if high - low + 1 < timeline.steps_done else "")
+
+
+def _key(timeline: Timeline) -> str:
+    if _single(timeline):
+        colour = "policy version"
+    else:
+        colour = f"client, {timeline.jobs[0].removeprefix('train-')} on top"
+    return f"colour: {colour}; pale: commands; grey: dropped groups; number: step; black: publishing"
+
+
+def _single(timeline: Timeline) -> bool:
+    return len(timeline.jobs) == 1
+
+
+# -- The trainer --------------------------------------------------------------------------------------
+
+
+def _trainer_height(timeline: Timeline) -> float:
+    return TRAINER if _single(timeline) else max(TRAINER, TRAINERS * len(timeline.jobs))
+
+
+def _draw_trainer(axes: Axes, timeline: Timeline) -> None:
+    single, color, jobs = _single(timeline), span_colors(timeline), list(timeline.jobs)
+    axes.set_ylim(max(len(jobs), 1), 0)
+    _name_row(axes, "Trainer", f"idle {timeline.idle_share:.0%}")
+    for start, end in timeline.idle():
+        axes.axvspan(start, end, facecolor=IDLE, edgecolor="#C9C9C9", hatch="////", linewidth=0)
+    for span in timeline.of(*BUSY):
+        fill = INK if span.kind is Kind.PUBLISHING else color(span)
+        axes.barh(
+            jobs.index(span.job) + 0.5, span.seconds, left=span.start, height=0.92 if single else 0.86,
+            color=fill, linewidth=0,
+        )  # fmt: skip
+    _number_steps(axes, timeline)
+    if single:
+        _tell_gaps(axes, timeline)
+
+
+def _room(timeline: Timeline, seconds: float) -> float:
+    """Return how wide so many seconds are, in points."""
+    return 72 * (WIDTH - LEFT - RIGHT) * seconds / timeline.seconds if timeline.seconds else 0.0
+
+
+def _number_steps(axes: Axes, timeline: Timeline) -> None:
+    """Write a step's number into the widest bar of its training, where there is room."""
+    widest: dict[tuple[str, str], Span] = {}
+    for span in sorted(timeline.of(Kind.TRAINING), key=lambda span: span.seconds):
+        widest[span.job, span.name] = span
+    for span in widest.values():
+        text, color = str(span.step), span_colors(timeline)(span)
+        if _room(timeline, span.seconds) > 6 * len(text) + 3:
+            axes.text(
+                (span.start + span.end) / 2, timeline.jobs.index(span.job) + 0.52, text, fontsize=9,
+                fontweight="bold", color="white" if color in DARK else INK, ha="center", va="center",
+            )  # fmt: skip
+
+
+def _tell_gaps(axes: Axes, timeline: Timeline) -> None:
+    for start, end in timeline.idle():
+        text = f"idle {_short(end - start)}"
+        if _room(timeline, end - start) > 5.2 * len(text) + 8:
+            axes.text(
+                (start + end) / 2, 0.52, text, fontsize=9, color=INK, ha="center", va="center",
+                bbox={"facecolor": IDLE, "edgecolor": "none", "pad": 1.2},
+            )  # fmt: skip
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 20 else duration(seconds)
+
+
+# -- What all rows share ------------------------------------------------------------------------------
+
+
+def _style(axes: Axes, timeline: Timeline) -> None:
+    axes.set_facecolor("white")
+    axes.set_xlim(0, timeline.seconds or 1.0)
+    axes.grid(False)
+    axes.set_yticks([])
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=RULE, linewidth=0.6)
+
+
+def _name_row(axes: Axes, name: str, told: str) -> None:
+    """Write left of a row what it is, and below that what it comes to."""
+    from matplotlib.transforms import blended_transform_factory, offset_copy
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    middle = blended_transform_factory(figure.transFigure, axes.transAxes)
+    for text, points, color, weight in ((name, 6.5, INK, "bold"), (told, -6.0, GREY, "normal")):
+        place = offset_copy(middle, figure, y=points, units="points")
+        axes.text(
+            0.08 / WIDTH, 0.5, text, fontsize=9, va="center", color=color, fontweight=weight, transform=place
+        )
+
+
+def _draw_marks(panels: Sequence[Axes], timeline: Timeline) -> None:
+    """Draw lines where a policy was published, its version above, and where time was cut out."""
+    if _single(timeline):
+        for step in timeline.steps:
+            for axes in panels:
+                axes.axvline(step.end, color=INK, linewidth=0.7, linestyle=(0, (3, 2)))
+        _name_versions(panels[0], timeline)
+    for at, seconds in timeline.cuts:
+        for axes in panels:
+            axes.axvline(at, color="white", linewidth=4)
+            axes.axvline(at, color="#D55E00", linewidth=1.2, linestyle=":")
+        panels[0].text(
+            at, 0.02, f" {duration(seconds)} without a run", fontsize=9, color="#A84A00",
+            transform=panels[0].get_xaxis_transform(), va="bottom",
+        )  # fmt: skip
+
+
+def _name_versions(axes: Axes, timeline: Timeline) -> None:
+    """Write above the rows which policy was the newest, from one publication to the next."""
+    ends = [0.0, *(step.end for step in timeline.steps), timeline.seconds]
+    newest = max((span.version for span in timeline.of(Kind.ROLLOUT)), default=0)
+    last = timeline.steps[-1].version if timeline.steps else newest
+    versions = [*(step.version - 1 for step in timeline.steps), last]
+    for n, version in enumerate(versions):
+        start, end = ends[n], ends[n + 1]
+        room = _room(timeline, end - start)
+        text = f"policy {version}" if room > 50 else str(version)
+        if room > 6 * len(str(version)) + 4:
+            axes.plot(
+                [start, end], [1.045, 1.045], color=COLORS[version % VERSIONS], linewidth=3,
+                transform=axes.get_xaxis_transform(), clip_on=False, solid_capstyle="butt",
+            )  # fmt: skip
+            axes.annotate(
+                text,
+                ((start + end) / 2, 1.045), xycoords=axes.get_xaxis_transform(),
+                xytext=(0, 3), textcoords="offset points", fontsize=9, color=INK, ha="center",
+                annotation_clip=False,
+            )  # fmt: skip
+
+
+def _draw_axis(axes: Axes, seconds: float) -> None:
+    """Write the time below, in round numbers of the unit that suits it."""
+    from matplotlib.ticker import MaxNLocator
+
+    unit, name = (
+        (1.0, "seconds") if seconds < 600 else (60.0, "minutes") if seconds < 6 * 3600 else (3600.0, "hours")
+    )
+    values = MaxNLocator(nbins=9, steps=[1, 2, 5, 10]).tick_values(0, seconds / unit)
+    shown = [value for value in values if 0 <= value * unit <= seconds]
+    axes.set_xticks([value * unit for value in shown], [f"{value:g}" for value in shown])
+    axes.tick_params(
+        axis="x", bottom=True, labelbottom=True, labelsize=9, color=RULE, labelcolor=INK, length=3
+    )
+    axes.set_xlabel(name, fontsize=9, color=INK, labelpad=1)
+
+
+def timeline_words(timeline: Timeline) -> str:
+    """Say in a few sentences what the figure shows."""
+    told = [f"Timeline of {duration(timeline.seconds)}. {title(timeline)}."]
+    for kind, name in ROWS.items():
+        mean, most = timeline.at_once(kind)
+        if most:
+            told.append(f"{name}: {mean:.1f} at once on average, {most} at most.")
+    if timeline.of(Kind.ROLLOUT) and timeline.of(*BUSY):
+        both = timeline.overlap(Kind.ROLLOUT, Kind.TRAINING)
+        told.append(
+            f"Attempts went on during {_share(both, timeline.busy(Kind.TRAINING))} of the training time."
+        )
+    return " ".join(told)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "none"
