@@ -5,10 +5,14 @@ Knows nothing of files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .grading import Verdict
-from .rollout import Rollout
+import numpy as np
+
+from .rollout import Ending, Rollout, Turn
+from .sandbox import CommandResult
+from .verdicts import Outcome, Verdict
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
@@ -52,3 +56,53 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         "shared": verdict.shared,
         "plain": verdict.plain,  # by the printed output and SWE-Gym's rules alone
     }
+
+
+def rollout_from_json(saved: Mapping[str, Any], patch: bytes) -> Rollout:
+    """Return an attempt as it was recorded; the seconds of its sampling are not, and 0 in its turns.
+
+    Raises KeyError, TypeError, ValueError, OverflowError where a field is missing or is not what is written there.
+    """
+    tokens = np.array(saved["tokens"], dtype=np.int32)
+    mask = np.array(saved["mask"], dtype=bool)
+    logprobs = np.array(saved["logprobs"], dtype=np.float32)  # what JSON could not say is nan
+    if tokens.ndim != 1 or not tokens.shape == mask.shape == logprobs.shape:
+        raise ValueError("tokens, mask and logprobs are not lists of the same length")
+    return Rollout(
+        task_id=str(saved["instance_id"]),
+        tokens=tokens,
+        mask=mask,
+        logprobs=logprobs,
+        turns=tuple(_turn_from_json(turn) for turn in saved["turns"]),
+        ending=Ending(saved["ending"]),
+        patch=patch,
+        seconds=float(saved["seconds"]),
+    )
+
+
+def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
+    fields = ("exit_code", "output", "timed_out", "truncated_bytes", "seconds")
+    calls = turn["calls"]
+    return Turn(
+        text=str(turn["text"]),
+        sampled_tokens=int(turn["sampled_tokens"]),
+        commands=tuple(str(call["command"]) for call in calls),
+        results=tuple(CommandResult(**{name: call[name] for name in fields}) for call in calls),
+        errors=tuple(map(str, turn["errors"])),
+        sampling_seconds=0.0,
+        tool_seconds=sum(float(call["seconds"]) for call in calls),
+    )
+
+
+def verdict_from_json(saved: Mapping[str, Any], log: str = "") -> Verdict:
+    """Return a recorded verdict; log: what the tests printed. Raises as rollout_from_json does."""
+    plain = saved.get("plain")
+    return Verdict(
+        outcome=Outcome(saved["outcome"]),
+        tests={str(test): str(status) for test, status in saved["tests"].items()},
+        detail=str(saved["detail"]),
+        log=log,
+        seconds=float(saved["seconds"]),
+        shared=bool(saved["shared"]),
+        plain=None if plain is None else Outcome(plain),
+    )
