@@ -99,15 +99,18 @@ def present(summary: RunSummary, now: float | None = None) -> float:
 
 def work_line(summary: RunSummary) -> str:
     """Say what the run is doing, whether or not it has to wait."""
+    return ("paused; " if summary.status == "paused" else "") + _work(summary)
+
+
+def _work(summary: RunSummary) -> str:
     if summary.evaluating is not None and summary.phase.startswith("evaluating"):
         done, resolved, planned = summary.evaluating
         return f"{summary.phase}: {done} of {planned} attempts, {resolved} resolved"
     if summary.phase == "training" and summary.status in ("running", "paused"):
-        paused = "paused; " if summary.status == "paused" else ""
         if summary.clients > 1:
-            return paused + clients_line(summary)
+            return clients_line(summary)
         parts = [_batch_line(summary, job, filling) for job, filling in summary.filling.items()]
-        return paused + ("; ".join(parts) or "training: waiting for the first attempts")
+        return "; ".join(parts) or "training: waiting for the first attempts"
     return ": ".join(filter(None, [summary.phase or "starting", summary.note]))
 
 

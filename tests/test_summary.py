@@ -23,6 +23,16 @@ def test_notes_on_long_work_stand_beside_their_phase() -> None:
     assert progress_line(summary) == "drawing the figure" and summary.notes == ["3 of 31"]
 
 
+def test_a_pause_is_told_in_every_phase() -> None:
+    summary = RunSummary()
+    summary.update([{"event": "phase", "name": "evaluating the held-out split before training"}])
+    summary.update([{"event": "evaluation_start", "job": "base", "attempts": 32}, {"event": "paused"}])
+    told = "evaluating the held-out split before training: 0 of 32 attempts, 0 resolved"
+    assert progress_line(summary) == f"paused; {told}"
+    summary.update([{"event": "unpaused"}])
+    assert progress_line(summary) == told
+
+
 def test_case_11_tasks_without_an_image_are_counted_where_people_look() -> None:
     # SWE-Gym#18, OpenHands#7168: images missing or misnamed
     summary = RunSummary()
