@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -20,6 +21,33 @@ from swegym_tutorial.tasks import Task
 
 # A job in the background starts with Ctrl-C ignored, and so would the processes of these tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Tests that run beside each other (`-n`): those of a file follow one another in one process, and so do those of all
+# files that need the container engine. The longest begin first, so that none is left alone at the end.
+LONGEST = ("containers", "tests/test_notebooks.py", "tests/test_run.py", "tests/test_chaos.py")
+
+
+def group_of(nodeid: str) -> str:
+    file = nodeid.split("::")[0]
+    contained = "/sandbox/" in file and not file.endswith(("test_local.py", "test_modal.py"))
+    return "containers" if contained else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")
