@@ -139,6 +139,7 @@ class AttemptRunner:
             ending=rollout.ending,
             grading_seconds=round(time.monotonic() - start, 4),
             shared_verdict=verdict.shared,
+            sampled_tokens=int(rollout.mask.sum()),
         )
         return Episode(rollout, verdict)
 

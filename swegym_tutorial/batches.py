@@ -5,10 +5,12 @@ Knows nothing of servers or sandboxes.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from .events import scan
 from .grading import Episode
 from .minibatch import Fate, Group
 from .policy import Update
+from .sampler import PolicySampler, Reference
 from .tasks import Task
 
 WORK = ("sampling", "tools", "grading")
@@ -50,7 +53,9 @@ class Batch:
     began: float  # by time.monotonic(), as `filled`
     filled: float | None = None  # when the last group was in
     kept: list[Group] = field(default_factory=list)
-    references: dict[int, list[Any]] = field(default_factory=dict)  # group number -> one of each episode
+    references: dict[int, list[Reference]] = field(
+        default_factory=dict
+    )  # group number -> one of each episode
     fates: Counter[Fate] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     lost: int = 0
@@ -130,6 +135,25 @@ class Assembly:
         return Group(
             self.number, self.task.instance_id, self.version, graded, len(self._episodes) - len(graded)
         )
+
+
+def ask_references(
+    reference: PolicySampler, group: Group, job: str, log: Callable[..., None]
+) -> list[Reference]:
+    """Ask for the log-probabilities of a group's attempts under the base model.
+
+    When all answers are there, a `reference` event tells how many seconds they took.
+    """
+    asked, answers = time.monotonic(), itertools.count(1)
+
+    def answered() -> None:
+        if next(answers) == len(group.episodes):
+            seconds = round(time.monotonic() - asked, 4)
+            log(
+                "reference", job=job, group=group.number, policy_version=group.policy_version, seconds=seconds
+            )
+
+    return [reference.logprobs(episode.rollout.tokens, answered) for episode in group.episodes]
 
 
 def why_fruitless(events: Path, job: str, count: int) -> str:

@@ -61,6 +61,16 @@ def is_done(future: Any) -> bool:
     return bool(_inner(future).done())
 
 
+def when_done(future: Any, call: Callable[[], None]) -> None:
+    """Have a call made when the answer is there, from a thread of the SDK's; none is made for an error."""
+
+    def done(inner: concurrent.futures.Future[Any]) -> None:
+        if not inner.cancelled() and inner.exception() is None:
+            call()
+
+    _inner(future).add_done_callback(done)
+
+
 def cancel(future: Any) -> None:
     """Have the SDK ask no more for an answer that nobody waits for."""
     _inner(future).cancel()

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .attempts import AttemptRunner, Identity, Workers
-from .batches import Assembly, Batch, NoLearningSignal, task_at, why_fruitless
+from .batches import Assembly, Batch, NoLearningSignal, ask_references, task_at, why_fruitless
 from .checkpoints import (
     checkpoint_of,
     go_back,
@@ -211,9 +211,8 @@ class TrainingJob:
     def _note(self, batch: Batch, group: Group, fate: Fate) -> None:
         batch.take(group, fate)
         if fate is Fate.KEPT and self._reference is not None:
-            batch.references[group.number] = [
-                self._reference.logprobs(episode.rollout.tokens) for episode in group.episodes
-            ]
+            references = ask_references(self._reference, group, self.name, self._folder.log)
+            batch.references[group.number] = references
         self._folder.log(
             "group_failed" if fate is Fate.FAILED else "group",
             job=self.name,

@@ -18,11 +18,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .calls import PolicyError, Trouble, cancel, in_thread, is_done, pause, wait
+from .calls import PolicyError, Trouble, cancel, in_thread, is_done, pause, wait, when_done
 from .config import TrainingConfig
 from .halt import Halt, Stopped
 from .minibatch import datum
@@ -217,6 +218,7 @@ class PolicyClient:
                     wait(future, self.halt, "training on an earlier minibatch")
             forward = self._trainer.forward_backward(data, "ppo", loss_fn_config=self._clip())
             calls.append((forward, self._trainer.optim_step(adam)))
+            when_done(calls[-1][1], partial(self._service.minibatch_done, self.job, step, time.monotonic()))
             self._pending += calls[-1]
         metrics: dict[str, float] = {}
         for forward, update in calls:
@@ -329,6 +331,11 @@ class PolicyService:
             reason=reason,
             seconds=round(seconds, 1),
         )
+
+    def minibatch_done(self, job: int, step: int, submitted: float) -> None:
+        """Log that a minibatch was trained on, and how long after its submission (by time.monotonic())."""
+        seconds = round(time.monotonic() - submitted, 4)
+        self._log("minibatch", job=f"train-job{job}", step=step, seconds=seconds)
 
     def close(self) -> None:
         """End all sessions, with the heartbeats that the SDK sends for them. Waits for no server."""

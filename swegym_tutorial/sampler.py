@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .calls import PolicyError
+from .calls import PolicyError, when_done
 from .rollout import Sample
 from .session import Line, Session
 
@@ -53,21 +54,33 @@ class PolicySampler:
             raise PolicyError("sampling: the server did not send a finite log-probability for each token")
         return Sample(tokens, logprobs, stopped=sequence.stop_reason == "stop")
 
-    def logprobs(self, tokens: np.ndarray) -> Reference:
-        """Ask for every token's log-probability under this policy; the answer's `result` waits for it."""
-        return Reference(self._line, self.path, tokens, self._halt)
+    def logprobs(self, tokens: np.ndarray, answered: Callable[[], None] | None = None) -> Reference:
+        """Ask for every token's log-probability under this policy; the answer's `result` waits for it.
+
+        answered: called when the first try's answer is there, from another thread.
+        """
+        return Reference(self._line, self.path, tokens, self._halt, answered)
 
 
 class Reference:
     """Log-probabilities that were asked for, and are asked for again where the answer is lost."""
 
-    def __init__(self, line: Line, path: str, tokens: np.ndarray, halt: threading.Event) -> None:
+    def __init__(
+        self,
+        line: Line,
+        path: str,
+        tokens: np.ndarray,
+        halt: threading.Event,
+        answered: Callable[[], None] | None = None,
+    ) -> None:
         self._line, self._path, self._tokens, self._halt = line, path, tokens, halt
         self._lock = threading.Lock()
         self._values: np.ndarray | None = None
         self._first: Any = None
         with contextlib.suppress(PolicyError):  # `result` asks again
             self._first = self._ask(line.current())
+            if answered is not None:
+                when_done(self._first, answered)
 
     def result(self) -> np.ndarray:
         """Return float64 of shape (tokens,), 0 for the first, which has none. Raises PolicyError, Stopped."""

@@ -82,8 +82,8 @@ class _Reading:
         self._part = 0
         self._began: float | None = None  # this part
         self._open: dict[Key, _Open] = {}
-        self._training: dict[str, tuple[float, int]] = {}  # job -> since when, at which step
-        self._references: dict[tuple[str, int], float] = {}
+        self._training: dict[str, float] = {}  # job -> since when its batch is full, while that is trained on
+        self._steps: dict[str, int] = {}  # job -> how many it has done
         self._trained: dict[str, list[tuple[float, float]]] = {}  # minibatches of the step that goes on
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -111,15 +111,16 @@ class _Reading:
             return
         for key, attempt in self._open.items():
             self._add_attempt(key, attempt, at, ended=False)
-        for (job, group), start in self._references.items():
-            self._add("reference", start, at, job, _group_name(group), group, ended=False)
-        for job, (start, step) in self._training.items():
+        for job, minibatches in self._trained.items():
+            for start, end in minibatches:
+                self._add_training("training", start, end, job, self._steps.get(job, 0) + 1)
+        for job, start in self._training.items():
             start = max([start, *(end for _, end in self._trained.get(job, []))])
-            self._add("training", start, at, job, f"step {step}", None, step, step, ended=False)
+            self._add_training("training", start, at, job, self._steps.get(job, 0) + 1, ended=False)
         begin, end = max(self._began, self._since), min(at, self._until)
         if end > begin:
             self.raw.parts.append((begin, end))
-        for table in (self._open, self._training, self._references, self._trained):
+        for table in (self._open, self._training, self._trained):
             table.clear()
         self._began = None
         self._part += 1
@@ -193,20 +194,42 @@ class _Reading:
 
     # -- The trainer -------------------------------------------------------------------------------
 
+    def _on_reference(self, at: float, event: Mapping[str, Any]) -> None:
+        group = event["group"]
+        version = event["policy_version"]
+        self._add(
+            "reference", at - event["seconds"], at, event["job"], _group_name(group), group, None, version
+        )
+
     def _on_training_start(self, at: float, event: Mapping[str, Any]) -> None:
-        self._training[event["job"]] = (at, event["step"] + 1)
+        self._training[event["job"]] = at
+
+    def _on_minibatch(self, at: float, event: Mapping[str, Any]) -> None:
+        """Its training began when it was submitted, or when the one before was done."""
+        done = self._trained.setdefault(event["job"], [])
+        start = at - event["seconds"]
+        done.append((max([start, *(end for _, end in done[-1:])]), at))
 
     def _on_step_done(self, at: float, event: Mapping[str, Any]) -> None:
-        job, step, version = event["job"], event["step"] + 1, event["policy_version"]
+        job, step = event["job"], event["step"] + 1
         self._training.pop(job, None)
-        trained = at - event["publish_seconds"]
-        start = trained - event.get("trainer_seconds", event["train_seconds"])
-        for begin, end in self._trained.pop(job, []) or [(start, trained)]:
-            self._add("training", begin, end, job, f"step {step}", None, step, version)
-        self._add("publishing", trained, at, job, f"step {step}", None, step, version)
+        published = at - event["publish_seconds"]
+        start = published - event.get("trainer_seconds", event["train_seconds"])
+        minibatches = self._trained.pop(job, [])
+        for begin, end in minibatches or [(start, published)]:
+            self._add_training("training", begin, end, job, step)
+        self._add_training("publishing", published, at, job, step)
+        self._steps[job] = step
+
+    def _add_training(
+        self, kind: str, start: float, end: float, job: str, step: int, ended: bool = True
+    ) -> None:
+        """Step n, counted from 1, makes policy n."""
+        self._add(kind, start, end, job, f"step {step}", None, step, step, ended)
 
     def _on_resumed(self, at: float, event: Mapping[str, Any]) -> None:
-        """From here on a part of the run trains."""
+        """From here on this part of the run trains, after the step of a checkpoint."""
+        self._steps[event["job"]] = event["step"] + 1
 
 
 def _key(event: Mapping[str, Any]) -> Key:

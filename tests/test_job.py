@@ -86,7 +86,8 @@ class Service:
         return SimpleNamespace(path=path)
 
     def base_sampler(self, halt=None):
-        def logprobs(tokens):
+        def logprobs(tokens, answered):
+            answered()
             return SimpleNamespace(result=lambda: np.full(tokens.shape, -2.0))
 
         return SimpleNamespace(path="base", logprobs=logprobs)
@@ -190,6 +191,9 @@ def test_the_kl_term_asks_the_reference_and_reaches_the_data(tmp_path):
         weights = np.array([d.loss_fn_inputs["advantages"].to_numpy() for d in data])
         # Advantages cancel out within a group; what is left is the KL term: -0.5 * (-1 + 2) over all tokens.
         np.testing.assert_allclose(weights.sum(), -0.5, rtol=1e-4)
+    kept = [e["group"] for e in events(setup, "group") if e["fate"] == "kept"]
+    asked = events(setup, "reference")
+    assert sorted(e["group"] for e in asked) == sorted(kept) and all(e["seconds"] >= 0 for e in asked)
 
 
 def test_case_27_without_a_kl_term_no_reference_is_asked_for(tmp_path):

@@ -58,7 +58,7 @@ class Server:
     def __init__(self, config: TrainingConfig, fails: Any = lambda number, call: None) -> None:
         self.config, self.fails = config, fails
         self.calls: list[tuple[str, Any]] = []
-        self.sessions = self.closed = 0
+        self.sessions = self.closed = self.minibatches_done = 0
         self.log: list[dict[str, Any]] = []
         self.ails: str | None = None
         self.watch = Watch(self.tell, lambda: self.ails, slow=0.2, look_every=0.05, ask_every=0.0)
@@ -68,6 +68,9 @@ class Server:
 
     def recovered(self, job: int, checkpoint: str | None, reason: str, seconds: float) -> None:
         self.tell("recovered", checkpoint=checkpoint, reason=reason)
+
+    def minibatch_done(self, job: int, step: int, submitted: float) -> None:
+        self.minibatches_done += 1
 
     def session(self) -> Any:
         self.sessions += 1
@@ -158,6 +161,7 @@ def test_minibatches_are_those_of_the_whole_batch_in_its_order(begin):
     run(setup)
     steps, trained = events(setup, "step_done"), setup.server.trained()
     assert [len(groups) for groups in trained] == 2 * SIZES
+    assert setup.server.minibatches_done == len(trained), "each is told of"
     for step, n in zip(steps, (0, 3), strict=True):
         assert [*chain(*trained[n : n + 3])] == step["trained_groups"]
     kept = [event["group"] for event in events(setup, "group") if event["fate"] == "kept"]

@@ -181,13 +181,16 @@ class Service:
             adapter=lambda job, halt: Adapter(self._trainer, self._timing), close=lambda: None
         )
 
+    def minibatch_done(self, job: int, step: int, submitted: float) -> None:
+        """Nobody looks."""
+
     def sampler(self, path: str, halt: Any = None) -> Any:
         return SimpleNamespace(path=path)
 
     def base_sampler(self, halt: Any = None) -> Any:
         """Return the reference: its answers take their time, any number at once."""
 
-        def logprobs(tokens: np.ndarray) -> Any:
+        def logprobs(tokens: np.ndarray, answered: Any) -> Any:
             ready = self._clock.now() + self._timing.reference
 
             def result() -> np.ndarray:
