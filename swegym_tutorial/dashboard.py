@@ -71,7 +71,7 @@ class Dashboard:
             self._run, path = run_or_folder, run_or_folder.folder.path
         self._folder = RunFolder(path)
         self._reader = EventReader(self._folder.events, skip=ADD_NOTHING)
-        self._summary = RunSummary()
+        self._summary = RunSummary(self._reader.skipped)
         self._closing = threading.Event()
         self._painter: threading.Thread | None = None
         self._view: _View = _NotebookView() if in_notebook() else _TextView()

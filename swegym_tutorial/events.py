@@ -32,6 +32,8 @@ from .episode_disk import EpisodeDisk
 from .grading import Verdict
 from .rollout import Rollout
 
+# How a line begins: its name, and the job where it is an attempt's.
+_START = rb'\{"time": [\d.]+, "event": "(%s)"(?:, "phase": "[^"]*", "job": "([^"]*)")?'
 READ = 2**20  # bytes of a log that are read at once
 LONGEST_LINE = 2**24  # bytes: what is longer is no event of ours, and is passed over
 OPENING = 1.0  # seconds: who looks whether a folder is written to holds its lock for a moment
@@ -229,12 +231,11 @@ class EventReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], skip: Iterable[str] = ()) -> None:
-        """skip: names of events to pass over unread, which is much quicker; one that is the last of many is
+        """skip: names of events to count and not to read, which is much quicker; one that is the last of many is
         returned all the same, so that the time of the last event is known."""
         self._path = _log_in(path)
-        self._skip = (
-            re.compile(rb'\{"time": [\d.]+, "event": "(?:' + _any_of(skip) + rb')"') if skip else None
-        )
+        self._skip = re.compile(_START % _any_of(skip)) if skip else None
+        self._skipped: dict[tuple[bytes | None, ...], int] = {}
         self._at = 0
         self.bad_lines = 0
 
@@ -252,13 +253,23 @@ class EventReader:
                 end = self._at + len(block)
                 for line in block.splitlines(keepends=True):
                     self._at += len(line)
-                    if self._skip is not None and self._at < end and self._skip.match(line):
+                    if self._skip is not None and self._at < end and (found := self._skip.match(line)):
+                        key = found.groups()
+                        self._skipped[key] = self._skipped.get(key, 0) + 1
                         continue
                     event = _parse(line)
                     if event is not None:
                         yield event
                     elif line.strip():
                         self.bad_lines += 1
+
+    def skipped(self) -> dict[tuple[str, str], int]:
+        """Return how many events were passed over so far, by name and job; the job is empty where none is named."""
+        return {
+            (str(name, "utf-8"), str(job or b"", "utf-8")): n
+            for (name, job), n in self._skipped.items()
+            if name
+        }
 
 
 def scan(path: str | os.PathLike[str], names: Iterable[str]) -> Iterator[dict[str, Any]]:

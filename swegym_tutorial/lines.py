@@ -116,9 +116,26 @@ def _work(summary: RunSummary) -> str:
 
 def _batch_line(summary: RunSummary, job: str, filling: Filling) -> str:
     done = len(summary.steps.get(job, []))
-    groups = ", ".join(f"{filling.groups[fate]} {fate}" for fate in FATES if filling.groups[fate])
-    told = f"{job} batch {done + 1} of {summary.planned_steps}: {_graded(filling)}"
-    return told + (f", groups {groups}" if groups else "")
+    told = f"{job} batch {done + 1} of {summary.planned_steps}: "
+    if filling.training:
+        return told + f"training on {filling.groups['kept']} groups; {_graded(filling)}"
+    return told + ", ".join(filter(None, [groups_line(summary, job, filling), _graded(filling)]))
+
+
+def groups_line(summary: RunSummary, job: str, filling: Filling) -> str:
+    """Say how far a batch is filled: 5 of 8 groups kept, 1 uniform."""
+    wanted = wanted_groups(summary, job)
+    if not wanted and not filling.groups:
+        return ""
+    others = [f"{filling.groups[fate]} {fate}" for fate in FATES[1:] if filling.groups[fate]]
+    of = f" of {wanted}" if wanted else ""
+    return ", ".join([f"{filling.groups['kept']}{of} groups kept", *others])
+
+
+def wanted_groups(summary: RunSummary, job: str) -> int:
+    """Return how many groups fill a batch; of logs that don't tell it, as many as the last one kept, or 0."""
+    steps = summary.steps.get(job, [])
+    return summary.batch_groups or (steps[-1].groups.get("kept", 0) if steps else 0)
 
 
 def _graded(filling: Filling) -> str:
@@ -157,7 +174,7 @@ def client_state(summary: RunSummary, job: str, now: float | None = None) -> str
         return "training"
     if summary.phase != "training":
         return "starting"
-    wanted = summary.batch_groups or (steps[-1].groups.get("kept", 0) if steps else 0)
+    wanted = wanted_groups(summary, job)
     paused = "paused, " if summary.status == "paused" else "filling "
     return paused + f"{filling.groups['kept']}" + (f"/{wanted}" if wanted else "")
 

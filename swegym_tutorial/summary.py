@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Most of a log's lines, of which a summary takes nothing but their time: a reader may skip them.
+from .counts import OpenSandboxes, TokenRate
+
+# Most of a log's lines, of which a summary takes nothing but their time and their number: a reader may skip them.
 ADD_NOTHING = ("rollout_start", "sample", "tool", "rollout_ready", "grading_start")
 NOTES = 200  # words for people that are kept
 FATES = ("kept", "uniform", "stale", "failed")
@@ -112,7 +114,8 @@ def _at_its_place(table: dict[str, Any], job: str, value: Any) -> Any:
 class RunSummary:
     """The state of a run after the events it was fed. Not thread-safe: one reader, one summary."""
 
-    def __init__(self) -> None:
+    def __init__(self, skipped: Callable[[], Mapping[tuple[str, str], int]] = dict) -> None:
+        """skipped: how many events a reader has passed over unread, by name and job."""
         self.phase = ""
         self.status = "starting"  # starting | running | paused | done | stopped | failed
         self.reason = ""  # why it failed
@@ -141,6 +144,9 @@ class RunSummary:
         self.notes: list[str] = []  # the last such words, and what else people are told once
         self.noted = 0  # how many there were
         self.left_out: dict[str, str] = {}  # task -> why: it cannot be opened, or is known not to be valid
+        self.tokens = 0  # sampled by graded attempts of training; older logs don't tell it
+        self.rate = TokenRate()  # of those and of evaluations
+        self.sandboxes = OpenSandboxes(skipped)
 
     def update(self, events: Iterable[Mapping[str, Any]]) -> bool:
         """Take in events; returns whether there were any."""
@@ -164,11 +170,13 @@ class RunSummary:
         self.jobs = {f"train-job{n}": JobState() for n in range(self.clients)}
         self.started = self.started or event["time"]
         self.filling.clear()
+        self.sandboxes.forget()
         self.left_out.clear()
         self.evaluating = None
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
         self.phase, self.note = event["name"], ""
+        self.rate.begin(self.last_event or 0.0)
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self.note = str(event["text"])
@@ -183,16 +191,25 @@ class RunSummary:
     def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
         self.left_out |= {str(task): str(why) for task, why in event["tasks"].items()}
 
+    def _opened_or_closed(self, event: Mapping[str, Any]) -> None:
+        self.sandboxes.see(event["event"], event["job"])
+
+    _on_rollout_start = _on_rollout_ready = _on_grading_start = _opened_or_closed
+
     def _on_episode(self, event: Mapping[str, Any]) -> None:
+        self.sandboxes.see("episode", event["job"])
         reward = event.get("reward")
         if reward is None:
             self.lost += 1
             return
         self.graded += 1
+        tokens = event.get("sampled_tokens", 0)
+        self.rate.add(self.last_event or 0.0, tokens)
         if str(event["phase"]).startswith("evaluation"):
             done, resolved, planned = self.evaluating or (0, 0, 0)
             self.evaluating = (done + 1, resolved + int(reward), planned)
         else:
+            self.tokens += tokens
             filling = self._filling(event["job"])
             filling.attempts += 1
             filling.resolved += int(reward)
@@ -280,11 +297,13 @@ class RunSummary:
         self._set_job(event["job"], JobState("failed", str(event["reason"])))
 
     def _set_job(self, job: str, state: JobState) -> None:
+        self.sandboxes.forget(job)
         _at_its_place(self.jobs, job, state)
         self.jobs[job] = state
 
     def _on_evaluation_start(self, event: Mapping[str, Any]) -> None:
         self.evaluating = (0, 0, event["attempts"])
+        self.sandboxes.forget(event["job"])
 
     def _on_evaluation(self, event: Mapping[str, Any]) -> None:
         self.evaluating = None

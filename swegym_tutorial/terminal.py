@@ -220,7 +220,8 @@ class PlainLines:
 
 def watch(run: TrainingRun, console: Console) -> RunSummary:
     """Show a run until it ends: a live table in a terminal, plain lines elsewhere. Returns its summary."""
-    reader, summary = EventReader(run.folder.path, skip=ADD_NOTHING), RunSummary()
+    reader = EventReader(run.folder.path, skip=ADD_NOTHING)
+    summary = RunSummary(reader.skipped)
     if not console.is_terminal:
         return _watch_plain(run, console, reader, summary)
     from rich.console import Group
@@ -258,8 +259,9 @@ def _watch_plain(run: TrainingRun, console: Console, reader: EventReader, summar
 
 def summarise(folder: Path) -> RunSummary:
     """Read a whole run folder."""
-    summary = RunSummary()
-    summary.update(EventReader(folder, skip=ADD_NOTHING).stream())
+    reader = EventReader(folder, skip=ADD_NOTHING)
+    summary = RunSummary(reader.skipped)
+    summary.update(reader.stream())
     return summary
 
 

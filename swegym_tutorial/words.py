@@ -17,10 +17,12 @@ from .lines import (
     fault_lines,
     job_lines,
     left_out_lines,
+    present,
     waiting_line,
+    wanted_groups,
     work_line,
 )
-from .summary import FATES, EvaluationResult, RunSummary, StepResult
+from .summary import FATES, EvaluationResult, JobState, RunSummary, StepResult
 
 __all__ = [
     "ENDED",
@@ -110,6 +112,7 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
         rows.append(("waiting", waiting.removeprefix("waiting ")))
     if summary.clients > 1 and summary.phase == "training":
         rows.append(("clients", _clients(summary, now)))
+        rows += _batches(summary)
     if steps:
         done = sorted(len(steps) for steps in summary.steps.values())
         count = f"{done[0]}" if done[0] == done[-1] else f"{done[0]} to {done[-1]}"
@@ -125,6 +128,7 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
         rows.append(("batch time", f"{median}, {last.batch_seconds:.1f} s the last one"))
         groups = {fate: sum(s.groups.get(fate, 0) for s in steps) for fate in FATES}
         rows.append(("groups", ", ".join(f"{count} {fate}" for fate, count in groups.items())))
+    rows += _traffic(summary, now)
     if left_out := left_out_lines(summary):
         rows.append(("tasks", "; ".join(left_out)))
     if faults := fault_lines(summary):
@@ -159,6 +163,34 @@ def _clients(summary: RunSummary, now: float | None) -> str:
             states.setdefault(re.split(r",? \d", state)[0], []).append(job.removeprefix("train-"))
     told = [f"{', '.join(jobs)} {name}" for name, jobs in states.items()]
     return "; ".join([*told, *job_lines(summary)])
+
+
+def _batches(summary: RunSummary) -> list[tuple[str, str]]:
+    """Say how far each client's batch is filled."""
+    told = [
+        f"{job.removeprefix('train-')} " + ("training" if filling.training else f"{filling.groups['kept']}")
+        for job, filling in summary.filling.items()
+        if summary.jobs.get(job, JobState()).name == "running"
+    ]
+    wanted = max((wanted_groups(summary, job) for job in summary.filling), default=0)
+    of = f" of {wanted}" if wanted else ""
+    graded = sum(filling.attempts for filling in summary.filling.values())
+    return [("next batches", f"groups kept{of}: {', '.join(told)}; {graded} attempts graded")] if told else []
+
+
+def _traffic(summary: RunSummary, now: float | None) -> list[tuple[str, str]]:
+    """Say how many tokens are sampled a second, of an ended run over its batches; and how many sandboxes are open."""
+    rows: list[tuple[str, str]] = []
+    if summary.status in ENDED or summary.gone:
+        seconds = max((sum(s.batch_seconds for s in steps) for steps in summary.steps.values()), default=0.0)
+        if summary.tokens and seconds:
+            told = f"{summary.tokens:,} in training, {summary.tokens / seconds:,.0f} a second"
+            rows.append(("tokens sampled", told))
+        return rows
+    if rate := summary.rate.a_second(present(summary, now)):
+        rows.append(("tokens sampled", f"{rate:,.0f} a second, of graded attempts"))
+    rows.append(("sandboxes", f"{summary.sandboxes.total()} at work"))
+    return rows
 
 
 def _reward_change(summary: RunSummary) -> str:

@@ -69,11 +69,16 @@ class Events:
 
     def attempt(self, rate: float, **key: Any) -> Iterator[dict[str, Any]]:
         yield self.event("rollout_start", **key)
-        yield self.event("sample", **key, tokens=self.random.randint(20, 60), seconds=0.2)
-        yield self.event("tool", **key, exit_code=0, seconds=0.03)
+        tokens = self.random.randint(20, 60)
+        yield self.event("sample", **key, tokens=tokens, seconds=0.01)
+        yield self.event("tool", **key, exit_code=0, seconds=0.005)
+        yield self.event("rollout_ready", 0.001, **key, ending="final", turns=2, sampled_tokens=tokens)
+        yield self.event("grading_start", 0.001, **key)
         reward = float(self.random.random() < rate)
         outcome = "resolved" if reward else "unresolved"
-        yield self.event("episode", **key, reward=reward, outcome=outcome, ending="final")
+        yield self.event(
+            "episode", 0.018, **key, reward=reward, outcome=outcome, ending="final", sampled_tokens=tokens
+        )
 
     def evaluation(self, label: str, job: str, rate: float) -> Iterator[dict[str, Any]]:
         planned = HELD_OUT * ATTEMPTS
@@ -86,6 +91,7 @@ class Events:
                 phase=f"evaluation-{label}",
                 job=job,
                 group=number % HELD_OUT,
+                policy_version=0,
                 attempt=number // HELD_OUT,
             ):
                 resolved += int(event.get("reward") or 0)
@@ -97,7 +103,7 @@ class Events:
         rewards: list[float] = []
         fates = dict.fromkeys(FATES, 0)
         for number in range(GROUPS):
-            key = {"phase": "run-1", "job": job, "group": step * GROUPS + number}
+            key = {"phase": "run-1", "job": job, "group": step * GROUPS + number, "policy_version": step}
             rate = min(1.0, max(0.0, self.random.gauss(self.rate(step), 0.12)))
             mine: list[float] = []
             for attempt in range(ATTEMPTS):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import Events
+from synthetic import Events, write_run
 
+from swegym_tutorial.events import EventReader
 from swegym_tutorial.summary import ADD_NOTHING, JobState, RunSummary, job_order
 from swegym_tutorial.terminal import left_out_lines, progress_line
 from swegym_tutorial.words import summary_table
@@ -250,10 +252,117 @@ def test_odd_lines_of_the_new_events_hide_no_others() -> None:
     assert summary.odd_events == 10 and summary.notes[-1] == "still here"
 
 
-def test_events_that_add_nothing_may_be_skipped() -> None:
-    everything = list(Events(steps=3))
-    all_of_them, without = RunSummary(), RunSummary()
-    all_of_them.update(everything)
-    without.update(event for event in everything if event["event"] not in ADD_NOTHING)
-    assert vars(without) == vars(all_of_them)
-    assert not [name for name in ADD_NOTHING if hasattr(RunSummary, f"_on_{name}")]
+def test_events_that_add_nothing_may_be_skipped(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=3, clients=2, evaluations=("before",), end="")
+    every, most = EventReader(folder), EventReader(folder, skip=ADD_NOTHING)
+    read_all, skipped = RunSummary(), RunSummary(most.skipped)
+    read_all.update(every.stream())
+    skipped.update(most.stream())
+    assert summary_table(skipped, 1e9) == summary_table(read_all, 1e9) and len(summary_table(skipped)) > 5
+    counts = most.skipped()
+    assert counts["rollout_start", "train-job1"] == 3 * 64 and counts["sample", "base"] == 256
+    assert read_all.odd_events == 0 and not every.skipped()
+
+
+# -- What goes on right now ------------------------------------------------------------------------
+
+
+def begun(events: Events, job: str, *names: str) -> list[dict[str, Any]]:
+    key = {
+        "phase": "run-1",
+        "job": job,
+        "group": 99,
+        "attempt": 0,
+        "reward": None,
+        "outcome": "infrastructure",
+    }
+    return [events.event(name, **key) for name in names]
+
+
+def test_an_attempt_has_a_sandbox_until_it_is_ready_and_its_grading_another() -> None:
+    for names, at_work in (
+        (["rollout_start"], 1),
+        (["rollout_start", "sample", "tool"], 1),
+        (["rollout_start", "rollout_ready"], 0),
+        (["rollout_start", "rollout_ready", "grading_start"], 1),
+        (["rollout_start", "rollout_ready", "grading_start", "episode"], 0),
+        (["rollout_start", "episode"], 0),  # which infrastructure faults took
+    ):
+        events = Events(**UNDER_WAY)
+        summary = told(events)
+        summary.update(begun(events, JOB, *names))
+        assert summary.sandboxes.total() == at_work, names
+        assert dict(summary_table(summary, events.now))["sandboxes"] == f"{at_work} at work"
+
+
+def test_sandboxes_of_a_client_or_a_process_that_has_ended_are_gone() -> None:
+    events = Events(**UNDER_WAY, clients=2)
+    summary = told(events)
+    summary.update(begun(events, JOB, *["rollout_start"] * 3))
+    summary.update(begun(events, "train-job1", "rollout_start"))
+    assert summary.sandboxes.total() == 4
+    summary.update([events.event("job_done", job=JOB)])
+    assert summary.sandboxes.total() == summary.sandboxes.of("train-job1") == 1
+    summary.update(begun(events, JOB, "episode"))  # one that was on its way out
+    assert summary.sandboxes.total() == 1
+    summary.update([events.event("run_start", steps=9, clients=2, resumed=True)])
+    assert summary.sandboxes.total() == 0
+    summary.update(begun(events, JOB, "rollout_start"))
+    assert summary.sandboxes.of(JOB) == 1
+
+
+def test_tokens_a_second_are_those_of_the_last_minutes_and_at_the_end_of_all_batches() -> None:
+    events = Events(**UNDER_WAY)
+    summary = told(events, ("phase", {"name": "training"}))
+    began = summary.last_event
+    assert began is not None and "tokens sampled" not in dict(summary_table(summary, began + 1))
+    key = {"phase": "run-1", "job": JOB, "group": 99, "attempt": 0, "reward": 1.0, "outcome": "resolved"}
+    for second in (10, 20):
+        summary.update([{"time": began + second, "event": "episode", **key, "sampled_tokens": 3000}])
+    assert dict(summary_table(summary, began + 20))["tokens sampled"] == "300 a second, of graded attempts"
+    assert summary.rate.a_second(began + 315) == pytest.approx(10), "one is older than five minutes"
+    before = summary.tokens
+    summary.update([{"time": began + 30, "event": "run_done"}])
+    seconds = sum(step.batch_seconds for step in summary.steps[JOB])
+    row = dict(summary_table(summary))["tokens sampled"]
+    assert row == f"{before:,} in training, {before / seconds:,.0f} a second" and before > 6000
+
+
+def test_logs_that_tell_no_tokens_have_no_rate() -> None:
+    old = [{k: v for k, v in event.items() if k != "sampled_tokens"} for event in Events(steps=2)]
+    summary = RunSummary()
+    summary.update(old)
+    assert "tokens sampled" not in dict(summary_table(summary)) and summary.odd_events == 0
+
+
+def test_how_far_a_batch_is_filled() -> None:
+    summary = RunSummary()
+    summary.update(
+        [
+            {"event": "run_start", "time": 1.0, "steps": 3, "clients": 1, "groups_per_batch": 8},
+            {"event": "phase", "name": "training"},
+            {"event": "episode", "phase": "run-1", "job": JOB, "reward": 1.0, "outcome": "resolved"},
+            *[{"event": "group", "job": JOB, "fate": fate} for fate in ("kept", "kept", "uniform")],
+        ]
+    )
+    told = f"{JOB} batch 1 of 3: 2 of 8 groups kept, 1 uniform, 1 attempts graded, 1 resolved"
+    assert progress_line(summary) == dict(summary_table(summary))["status"] == told
+    summary.update([{"event": "training_start", "job": JOB, "step": 0}])
+    assert (
+        progress_line(summary) == f"{JOB} batch 1 of 3: training on 2 groups; 1 attempts graded, 1 resolved"
+    )
+
+
+def test_how_far_the_batches_of_several_clients_are_filled() -> None:
+    summary, group = RunSummary(), {"event": "group", "fate": "kept"}
+    summary.update(
+        [
+            {"event": "run_start", "time": 1.0, "steps": 3, "clients": 3, "groups_per_batch": 32},
+            {"event": "phase", "name": "training"},
+            *[{**group, "job": JOB}, {**group, "job": "train-job1"}, {**group, "job": "train-job2"}],
+            {"event": "training_start", "job": "train-job1", "step": 0},
+            {"event": "job_failed", "job": "train-job2", "reason": "PolicyError: gone"},
+        ]
+    )
+    row = dict(summary_table(summary))["next batches"]
+    assert row == "groups kept of 32: job0 1, job1 training; 0 attempts graded"
