@@ -30,18 +30,19 @@ from .episode_parts import (
     verdict_words,
     visible,
 )
-from .rollout import Rollout, Turn
-from .viewer_style import ROOT, style
+from .rollout import Ending, Rollout, Turn
+from .viewer_style import BAD, GOOD, MINUS, NEITHER, PLUS, ROOT, SAMPLED, SHADES, style
 
 PAGE = 120_000  # characters of a page's turns, of which each text has its share
 LONGEST, SHORTEST = 6000, 600  # characters of one text that are shown at most, and at least
 OPEN_LINES, OPEN = 12, 1200  # lines, characters of a long text that are seen at once
 PATCH = 20_000  # characters
-PATCH_LINES = 60  # that are seen at once
+PATCH_LINES, OPEN_PATCH = 300, 40  # lines in all, and that are seen at once
 GIVEN = 700  # characters of given tokens between two turns
-SAMPLED = 2000  # sampled tokens of a page that are coloured one by one
+COLOURED = 1000  # sampled tokens of a page that are coloured one by one
 SEGMENTS = 120  # stretches of sampled and of given tokens
 TESTS = 60  # rows
+CUT_OFF = (Ending.CONTEXT_LIMIT, Ending.GENERATION_LIMIT)  # the last turn may have no end
 BORDERS = (0.9, 0.5, 0.1, 0.01)  # probabilities where the next shade begins
 
 
@@ -53,7 +54,7 @@ def episode_html(
     decode: what turns token ids into text; without it ids are shown, and `why_not` is told. whole: leave nothing out,
     however much it is; else about 200 KB of HTML are the most.
     """
-    parts = [_head(page)]
+    parts = [_head(page, whole)]
     if page.task is not None:
         parts.append(_issue(page.task.problem_statement, whole))
     if (rollout := page.rollout) is not None:
@@ -69,23 +70,24 @@ def _escaped(text: str) -> str:
     return html.escape(visible(text))
 
 
-def _head(page: EpisodePage) -> str:
+def _head(page: EpisodePage, whole: bool) -> str:
     words = verdict_words(page)
     good = page.verdict is not None and page.verdict.outcome == "resolved"
     bad = page.verdict is not None and not good
-    kind, sign = ("good", "✓ ") if good else ("bad", "✗ ") if bad else ("", "")
+    kind, sign, ground = ("good", "✓ ", GOOD) if good else ("bad", "✗ ", BAD) if bad else ("", "", NEITHER)
     lines = [
         f"<h4>{_escaped(page.name)} <small>{_escaped(page.instance_id)}</small> "
-        f'<span class="pill {kind}">{sign}{_escaped(words)}</span></h4>',
+        f'<span class="pill {kind}" style="{ground}">{sign}{_escaped(words)}</span></h4>',
         f'<p class="facts">{_escaped(" · ".join(facts(page)))}</p>',
     ]
     notes = [*page.notes, *verdict_notes(page)]
-    return "\n".join(lines + [f'<p class="note">{_code(note)}</p>' for note in notes])
+    return "\n".join(lines + [f'<p class="note">{_quoted(note, whole)}</p>' for note in notes])
 
 
-def _code(text: str) -> str:
-    """Return words from outside within a paragraph, where nobody looks for formulas."""
-    return f'<span class="tex2jax_ignore mathjax_ignore">{html.escape(_whole_of(cut(text, LONGEST)), quote=False)}</span>'
+def _quoted(text: str, whole: bool = False) -> str:
+    """Return words from outside within a line, where nobody looks for formulas."""
+    shown = html.escape(_whole_of(cut(text, None if whole else LONGEST)), quote=False)
+    return f'<span class="tex2jax_ignore mathjax_ignore">{shown}</span>'
 
 
 def _whole_of(part: Cut) -> str:
@@ -129,7 +131,7 @@ def _part(title: str, words: str, body: str, *, folded: bool) -> str:
     """Return one of the page's parts under its heading; what is folded can be opened."""
     small = f" <small>{_escaped(words)}</small>" if words else ""
     if folded:
-        head = f"<summary><h5>{title}</h5>{small}</summary>"
+        head = f'<summary><b role="heading" aria-level="5">{title}</b>{small}</summary>'
         return f'<details class="part">{head}\n<div>{body}</div>\n</details>'
     return f'<section aria-label="{title.lower()}"><h5>{title}{small}</h5>\n{body}\n</section>'
 
@@ -141,18 +143,24 @@ def _issue(text: str, whole: bool) -> str:
 def _turns(rollout: Rollout, whole: bool) -> str:
     texts = sum(2 + len(turn.commands) for turn in rollout.turns)
     limit = None if whole else max(SHORTEST, min(LONGEST, PAGE // max(1, texts)))
-    turns = [_turn(number, turn, limit) for number, turn in enumerate(rollout.turns, 1)]
+    last = len(rollout.turns) if rollout.ending in CUT_OFF else 0
+    turns = [_turn(number, turn, limit, number == last) for number, turn in enumerate(rollout.turns, 1)]
     body = "\n".join(turns) or "<p>No turn was sampled.</p>"
     return _part("Turns", "", body, folded=False)
 
 
-def _turn(number: int, turn: Turn, limit: int | None) -> str:
+def _turn(number: int, turn: Turn, limit: int | None, unended: bool) -> str:
     parts = turn_parts(turn)
     rows: list[str] = []
     if parts.thought:
         rows.append(_row("thinking", text_block(parts.thought, "thought", limit)))
     if parts.said:
-        rows.append(_row("answer" if not parts.calls else "said", text_block(parts.said, "prose", limit)))
+        rows.append(
+            _row(
+                "cut off" if unended and not parts.calls else "said" if parts.calls else "answer",
+                text_block(parts.said, "prose", limit),
+            )
+        )
     for call in parts.calls:
         if isinstance(call, str):
             rows.append(_row("broken call", text_block(call, "", limit), wrong=True))
@@ -167,22 +175,26 @@ def _turn(number: int, turn: Turn, limit: int | None) -> str:
     if parts.odd:
         rows.append(_row("as sampled", _folded("the turn's whole text", text_block(turn.text, "", limit))))
     head = f"<b>Turn {number}</b> <small>{count(turn.sampled_tokens, 'token')}</small>"
-    return f'<section class="turn" aria-label="turn {number}">{head}\n<dl>{"".join(rows)}</dl></section>'
+    return f'<section class="turn" aria-label="turn {number}">{head}\n{"".join(rows)}</section>'
 
 
 def _row(name: str, body: str, wrong: bool = False) -> str:
-    mark = ' class="wrong"' if wrong else ""
-    return f"<dt{mark}>{html.escape(name)}</dt><dd>{body}</dd>\n"
+    words = html.escape(name).replace(", ", "<br>")
+    named = f'<b class="wrong">{words}</b>' if wrong else f"<small>{words}</small>"
+    return f'<div class="row">{named}<div>{body}</div></div>\n'
 
 
 def _patch(patch: bytes, whole: bool) -> str:
     text = patch.decode(errors="replace")
     if not text.strip():
         return _part("Patch", "", "<small>The attempt changed nothing.</small>", folded=False)
-    lines = list(_patch_lines(_whole_of(cut(text.rstrip("\n"), None if whole else PATCH))))
     counts = [sum(kind == sign for kind, _ in _patch_lines(text)) for sign in ("file", "plus", "minus")]
-    body = _diff(lines[:PATCH_LINES])
-    if rest := lines[PATCH_LINES:]:
+    lines = _patch_lines(_whole_of(cut(text.rstrip("\n"), None if whole else PATCH)))
+    if not whole and len(lines) > PATCH_LINES:
+        middle = ("head", _left_out(len(lines) - PATCH_LINES, "line").strip())
+        lines = [*lines[: PATCH_LINES * 2 // 3], middle, *lines[-PATCH_LINES // 3 :]]
+    body = _diff(lines[:OPEN_PATCH])
+    if rest := lines[OPEN_PATCH:]:
         body += _folded(count(len(rest), "more line"), _diff(rest))
     words = f"{count(counts[0], 'file')}, +{counts[1]:,} −{counts[2]:,}"
     return _part("Patch", words, body, folded=False)
@@ -205,10 +217,12 @@ def _patch_lines(text: str) -> list[tuple[str, str]]:
 
 
 def _diff(lines: list[tuple[str, str]]) -> str:
-    shown = "".join(
-        f'<span class="line {kind}">{html.escape(line, quote=False)}\n</span>' for kind, line in lines
+    grounds = {"plus": f' style="{PLUS}"', "minus": f' style="{MINUS}"'}
+    shown = (
+        f'<span class="line {kind}"{grounds.get(kind, "")}>{html.escape(line, quote=False)}\n</span>'
+        for kind, line in lines
     )
-    return f"<pre>{shown}</pre>"
+    return f"<pre>{''.join(shown)}</pre>"
 
 
 def _tests(page: EpisodePage, whole: bool) -> str:
@@ -219,7 +233,10 @@ def _tests(page: EpisodePage, whole: bool) -> str:
         body += f"<p><small>{_left_out(len(rows) - TESTS, 'test').strip()}</small></p>"
     if page.verdict is not None and page.verdict.log.strip():
         log = page.verdict.log
-        body += _folded("what the tests printed", text_block(log, "", None if whole else LONGEST))
+        body += _folded(
+            "what the tests printed; the grader's own tests of known results are among them",
+            text_block(log, "", None if whole else LONGEST),
+        )
     words = results_words(rows, graded) if rows else "no tests ran"
     return _part("Tests", words, body, folded=len(rows) > 12 and all(row.passed for row in rows))
 
@@ -228,7 +245,7 @@ def _table(rows: list[ResultRow]) -> str:
     if not rows:
         return ""
     lines = "".join(
-        f"<tr><td>{'✓' if row.passed else '✗' if row.status != 'no result' else '–'} {html.escape(row.status)}</td>"
+        f"<tr><td>{'✓' if row.passed else '✗' if row.status != 'no result' else '–'} {_quoted(row.status)}</td>"
         f"<td><code>{html.escape(row.name)}</code></td><td>{row.kind}</td></tr>"
         for row in rows
     )
@@ -238,14 +255,14 @@ def _table(rows: list[ResultRow]) -> str:
 def _tokens(rollout: Rollout, decode: Decode | None, why_not: str, whole: bool) -> str:
     found = segments(rollout)
     shown = found if whole or len(found) <= SEGMENTS else found[: SEGMENTS // 2] + found[-SEGMENTS // 2 :]
-    each = None if whole else SAMPLED // max(1, sum(segment.sampled for segment in shown))
-    rows = [f'<p class="key">{_code(tokens_words(rollout, decode))}.</p>', _key()]
+    each = None if whole else COLOURED // max(1, sum(segment.sampled for segment in shown))
+    rows = [f"<p>{_quoted(tokens_words(rollout, decode))}.</p>", _key()]
     if decode is None:
-        rows.append(f'<p class="note">Token ids, as there is no text: {_code(why_not)}</p>')
+        rows.append(f'<p class="note">Token ids, as there is no text: {_quoted(why_not)}</p>')
     blocks = [_segment(rollout, segment, decode, each) for segment in shown]
     if left := len(found) - len(shown):
-        blocks.insert(SEGMENTS // 2, _row("", f"<small>{_left_out(left, 'stretch')}</small>"))
-    rows.append(f"<dl>{''.join(blocks)}</dl>")
+        blocks.insert(SEGMENTS // 2, _row("", f"<small>{_left_out(left, 'segment')}</small>"))
+    rows.append("".join(blocks))
     words = f"{len(rollout.tokens):,}, of which {int(rollout.mask.sum()):,} are sampled and trained on"
     return _part("Tokens", words, "\n".join(rows), folded=True)
 
@@ -254,10 +271,12 @@ def _key() -> str:
     names = [
         "at least 90 %", "under 90 %", "<b>under 50 %</b>", "<b>under 10 %</b>", "<b>under 1 %</b>",
     ]  # fmt: skip
-    shades = "".join(f'<span class="p{n}">{name}</span> ' for n, name in enumerate(names))
+    shades = "".join(
+        f'<span style="{ground}">{name}</span> ' for name, ground in zip(names, SHADES, strict=True)
+    )
     return (
         '<p class="key"><span class="given">given: prompt and outputs</span> '
-        '<span class="sampled">sampled by the policy</span> each token by its probability: '
+        f'<span class="sampled" style="{SAMPLED}">sampled by the policy</span> each token by its probability p: '
         f"{shades}</p>"
     )
 
@@ -272,12 +291,12 @@ def _segment(rollout: Rollout, segment: Segment, decode: Decode | None, most: in
     body = "".join(_token(piece.text, piece.logprob) for piece in pieces(rollout, segment.start, end, decode))
     if end < segment.end:
         body += _left_out(segment.end - end, "token")
-    return _row(f"turn {segment.turn}, {size}", f'<pre class="sampled">{body}</pre>')
+    return _row(f"turn {segment.turn}, {size}", f'<pre class="sampled" style="{SAMPLED}">{body}</pre>')
 
 
 def _token(text: str, logprob: float) -> str:
     shade = 0 if math.isnan(logprob) else sum(logprob < math.log(border) for border in BORDERS)
-    title = f"{chance(logprob)}, log-probability {logprob:.3f}"
+    title = f"p {chance(logprob)}, log p {logprob:.3f}"
     tag = "b" if shade > 1 else "span"
-    mark = f' class="p{shade}"' if shade else ""
+    mark = f' style="{SHADES[shade]}"' if shade else ""
     return f'<{tag}{mark} title="{title}">{html.escape(text, quote=False)}</{tag}>'
