@@ -19,7 +19,7 @@ from .calls import PolicyError
 from .config import TrainingConfig
 from .events import RunFolder
 from .faults import Faults
-from .grading import Episode, Grader, Outcome
+from .grading import Episode, Grader, Outcome, Reward, rewarded
 from .halt import Stopped
 from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
 from .sandbox import SandboxBackend, SandboxError
@@ -42,8 +42,12 @@ class Identity:
 
 def sampling_seed(seed: int, identity: Identity) -> int:
     """Return the seed of an attempt's sampling: the same in every run and after a resume, and for evaluations."""
-    kind = "evaluation" if identity.phase.startswith("evaluation") else identity.job
+    kind = "evaluation" if _is_evaluation(identity) else identity.job
     return random.Random(f"{seed} {kind} {identity.group} {identity.attempt}").randrange(2**31)
+
+
+def _is_evaluation(identity: Identity) -> bool:
+    return identity.phase.startswith("evaluation")
 
 
 class AttemptRunner:
@@ -57,14 +61,17 @@ class AttemptRunner:
         folder: RunFolder,
         config: TrainingConfig,
         paused: threading.Event | None = None,
+        reward: Reward | None = None,
     ) -> None:
-        """paused: while it is set no attempt begins."""
+        """paused: while it is set no attempt begins. reward: in place of 1 for resolved and 0 for all else, in training;
+        evaluations tell what was resolved."""
         self._chat = chat
         self._sandboxes = sandboxes
         self._grader = grader
         self._folder = folder
         self._config = config
         self._paused = paused or threading.Event()
+        self._reward = reward
         self._lock = threading.Lock()
         self._faults: dict[str, Faults] = {}  # of each job
 
@@ -129,6 +136,8 @@ class AttemptRunner:
         verdict = self._with_retries(lambda: self._grader.grade(task, rollout.patch), identity, halt)
         if verdict is None:
             return None
+        if self._reward is not None and not _is_evaluation(identity):
+            verdict = rewarded(task, rollout, verdict, self._reward)
         self._faults_of(identity.job).ended()
         self._folder.save_episode(self._where(identity), rollout, verdict)
         self._folder.log(

@@ -47,6 +47,27 @@ class Episode:
         return self.verdict.reward
 
 
+Reward = Callable[[Task, Rollout, Verdict], float]  # between 0 and 1
+
+
+def rewarded(task: Task, rollout: Rollout, verdict: Verdict, reward: Reward) -> Verdict:
+    """Return a verdict that is worth what an own reward makes of it. Raises ValueError outside of 0 to 1.
+
+    No other scale would change the training: advantages are in units of the group's spread.
+    """
+    value = float(reward(task, rollout, verdict))
+    if not 0 <= value <= 1:
+        raise ValueError(
+            f"the reward {name_of(reward)} gave {value} for an attempt at {task.instance_id}: rewards lie between 0 "
+            "and 1"
+        )
+    return replace(verdict, own_reward=value)
+
+
+def name_of(reward: Reward) -> str:
+    return getattr(reward, "__name__", type(reward).__name__)
+
+
 ENOUGH = 0.5  # of the number of tests that tell a result with the gold patch
 REMEMBERED = 256 << 20  # bytes of verdicts: a full run has a hundred thousand, with logs of up to a megabyte
 SWEGYM = SwegymHarness()

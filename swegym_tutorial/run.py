@@ -40,7 +40,7 @@ from .connect import (
 )
 from .evaluate import Evaluation, evaluate
 from .events import RunFolder, dumps, write_atomically
-from .grading import check_graders
+from .grading import check_graders, name_of
 from .halt import Halt, Stopped
 from .job import TrainingJob
 from .preflight import check_training
@@ -51,6 +51,7 @@ from .tasks import Task, load_tasks
 from .trust import make_grader, trust_in
 
 if TYPE_CHECKING:
+    from .grading import Reward
     from .sandbox import SandboxBackend
 
 CLOSING = 30.0  # seconds in which all sandboxes of a stopped run should have ended
@@ -71,6 +72,7 @@ class TrainingRun:
         from_step: int | None = None,
         server: tuple[str, str] | None = None,
         sandboxes: SandboxBackend | None = None,
+        reward: Reward | None = None,
     ) -> None:
         """Check what can be checked without starting anything.
 
@@ -78,7 +80,9 @@ class TrainingRun:
         after. resume: go on in a used folder, with the settings that must stay the same; from_step: from the checkpoint
         after so many steps, one of those that are kept, and without the steps after it. server: (URL, key) of a
         Tinker-compatible server; by default the laptop preset starts its own, and others read TINKER_BASE_URL and
-        TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the run's end.
+        TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the run's end. reward: called
+        with the task, the attempt and its verdict, and returns a number between 0 and 1, in place of 1 for resolved and
+        0 for all else; never asked about an infrastructure fault, nor in evaluations, which count what was resolved.
         Raises RunError, TaskError and GradingUnavailable.
         """
         self.config = config = anywhere(config)
@@ -108,7 +112,7 @@ class TrainingRun:
         train = list(tasks) if tasks is not None else load_tasks(config.tasks)
         self._tasks = Selection(config, self.folder, train, held_out_tasks(config) if evaluate else [])
         check_graders([*self._tasks.train, *self._tasks.held_out])
-        self._sandboxes = sandboxes
+        self._sandboxes, self._reward = sandboxes, reward
         self._clients: Clients | None = None
         self._halt = Halt()
         self._stop = threading.Event()
@@ -281,6 +285,8 @@ class TrainingRun:
             groups_per_batch=config.groups_per_batch,
             resumed=self._resumed,
         )
+        if self._reward is not None:
+            self._say(f"attempts in training earn what {name_of(self._reward)} makes of their verdicts")
         trust = trust_in([*tasks.train, *tasks.held_out])
         tasks.leave_out_invalid(trust)
         self._phase("starting the training server and the sandboxes")
@@ -298,7 +304,7 @@ class TrainingRun:
         self._phase("looking for the tasks' images")
         tasks.leave_out_missing(sandboxes, self._halt)
         grader = make_grader(sandboxes, config, trust)
-        attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused)
+        attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused, self._reward)
         if tasks.held_out and not measured_before(self.folder):
             self._evaluate(service.base_sampler(), attempts, "before")
         self._phase("training")

@@ -207,12 +207,12 @@ class RunSummary:
         self.rate.add(self.last_event or 0.0, tokens)
         if str(event["phase"]).startswith("evaluation"):
             done, resolved, planned = self.evaluating or (0, 0, 0)
-            self.evaluating = (done + 1, resolved + int(reward), planned)
+            self.evaluating = (done + 1, resolved + _is_resolved(event), planned)
         else:
             self.tokens += tokens
             filling = self._filling(event["job"])
             filling.attempts += 1
-            filling.resolved += int(reward)
+            filling.resolved += _is_resolved(event)
             filling.outcomes[str(event.get("outcome"))] += 1
 
     def _on_attempt_fault(self, event: Mapping[str, Any]) -> None:
@@ -328,6 +328,11 @@ class RunSummary:
 
     def _on_run_failed(self, event: Mapping[str, Any]) -> None:
         self.status, self.waiting, self.reason = "failed", None, event["reason"]
+
+
+def _is_resolved(episode: Mapping[str, Any]) -> bool:
+    """Whether an attempt was resolved, whatever a run's own reward made of it."""
+    return episode.get("outcome", "resolved" if episode["reward"] == 1 else None) == "resolved"
 
 
 def _checkpoint_of(step: int) -> str:

@@ -39,13 +39,14 @@ class Verdict:
     seconds: float = 0.0
     shared: bool = False  # found for the same patch before
     plain: Outcome | None = None  # resolved or unresolved, by the printed output and SWE-Gym's rules alone
+    own_reward: float | None = None  # what a run's own reward makes of it, between 0 and 1
 
     @property
     def reward(self) -> float:
-        """1.0 or 0.0; raises ValueError for an infrastructure fault, which is never a reward."""
+        """1.0 where it is resolved, else 0.0; or the own reward. Raises ValueError for an infrastructure fault."""
         if self.outcome is Outcome.INFRASTRUCTURE:
             raise ValueError(f"an infrastructure fault has no reward: {self.detail}")
-        return float(self.outcome is Outcome.RESOLVED)
+        return float(self.outcome is Outcome.RESOLVED) if self.own_reward is None else self.own_reward
 
     @property
     def overruled(self) -> bool:
@@ -60,7 +61,7 @@ def explain(verdict: Verdict) -> str:
     """Return a verdict with its reasons and its tests, as Markdown; a notebook shows a verdict so by itself."""
     lines = [f"**{verdict.outcome}**{', shared with the same patch before' if verdict.shared else ''}"]
     if verdict.outcome is not Outcome.INFRASTRUCTURE:
-        lines[0] += f" · reward {verdict.reward:.0f} · {verdict.seconds:.1f} s"
+        lines[0] += f" · reward {verdict.reward:.3g} · {verdict.seconds:.1f} s"
     if verdict.detail:
         lines.append(_escaped(verdict.detail))
     if verdict.overruled:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from conftest import FINAL, Script
 
@@ -11,6 +12,7 @@ from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.events import EventReader, RunFolder, read_episode
 from swegym_tutorial.grading import Grader, Outcome
 from swegym_tutorial.halt import Halt, Stopped
+from swegym_tutorial.rollout import Rollout
 from swegym_tutorial.sandbox import SandboxError
 
 
@@ -34,12 +36,13 @@ class Flaky:
 
 @pytest.fixture
 def made(tmp_path, chat, sandboxes, task):
-    def make(faults: int, retries: int = 1):
+    def make(faults: int, retries: int = 1, reward=None):
         config = replace(TrainingConfig.laptop(), attempt_retries=retries)
         folder, halt = RunFolder(tmp_path), Halt()
         folder.open()
         flaky = Flaky(sandboxes, faults)
-        return AttemptRunner(chat, flaky, Grader(flaky, config), folder, config), folder, halt
+        runner = AttemptRunner(chat, flaky, Grader(flaky, config), folder, config, reward=reward)
+        return runner, folder, halt
 
     return make
 
@@ -93,3 +96,48 @@ def test_sampling_seeds_depend_on_seed_group_and_attempt_alone(task):
     assert sampling_seed(1, identity(task)) != sampling_seed(1, identity(task, attempt=1))
     before, after = (sampling_seed(1, identity(task, f"evaluation-{label}")) for label in ("before", "after"))
     assert before == after != sampling_seed(1, identity(task))
+
+
+def half_for_an_answer(task, rollout, verdict) -> float:
+    """An own reward, which also tells what it was given."""
+    assert rollout.task_id == task.instance_id
+    return verdict.reward if verdict.reward else 0.5 * (rollout.ending == "final")
+
+
+def test_an_own_reward_is_earned_in_training_and_not_in_evaluations(made, chat, task):
+    runner, folder, halt = made(faults=0, reward=half_for_an_answer)
+    earned = {}
+    for phase in ("run-1", "evaluation-before"):
+        rollout = runner.rollout(task, Script(chat, FINAL), identity(task, phase), halt)
+        episode = runner.grade(task, rollout, identity(task, phase), halt)
+        assert episode.verdict.outcome is Outcome.EMPTY_PATCH
+        earned[phase] = episode.reward
+        saved = read_episode(folder.episode(phase, "train-job0", 3, 0))
+        assert saved["verdict"]["reward"] == episode.reward
+    assert earned == {"run-1": 0.5, "evaluation-before": 0.0}
+    logged = {e["phase"]: e["reward"] for e in EventReader(folder.path).read() if e["event"] == "episode"}
+    assert logged == earned
+
+
+def test_an_own_reward_is_never_asked_about_an_infrastructure_fault(made, chat, task):
+    def asked(task, rollout, verdict):
+        raise AssertionError("there is nothing to reward")
+
+    runner, _, halt = made(faults=1, retries=0, reward=asked)
+    assert runner.rollout(task, Script(chat, FINAL), identity(task), halt) is None
+    rollout = Rollout(
+        task.instance_id, *(np.zeros(0, kind) for kind in (np.int32, bool, np.float32)), (), "final", b"+", 0
+    )
+    runner._sandboxes.faults = 1
+    assert runner.grade(task, rollout, identity(task), halt) is None
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+def test_an_own_reward_outside_of_0_to_1_is_an_error_that_names_it(value, made, chat, task):
+    def generous(task, rollout, verdict):
+        return value
+
+    runner, _, halt = made(faults=0, reward=generous)
+    rollout = runner.rollout(task, Script(chat, FINAL), identity(task), halt)
+    with pytest.raises(ValueError, match=rf"generous gave {value} for .*{task.instance_id}"):
+        runner.grade(task, rollout, identity(task), halt)

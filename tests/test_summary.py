@@ -85,6 +85,12 @@ def test_a_batch_that_nothing_is_resolved_in_says_what_became_of_it() -> None:
     assert progress_line(summary) == "train-job0 batch 1 of 3: 3 attempts graded, 0 resolved (2 empty_patch)"
     summary.update([{**episode, "reward": 1.0, "outcome": "resolved"}])
     assert progress_line(summary) == "train-job0 batch 1 of 3: 4 attempts graded, 1 resolved"
+    own = [
+        {**episode, "reward": 0.9, "outcome": "unresolved"},
+        {**episode, "reward": 0.9, "outcome": "resolved"},
+    ]
+    summary.update(own)  # whatever a run's own reward gives
+    assert progress_line(summary) == "train-job0 batch 1 of 3: 6 attempts graded, 2 resolved"
 
 
 # -- What a run survives ---------------------------------------------------------------------------
