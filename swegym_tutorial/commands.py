@@ -49,35 +49,27 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         f"figure: {save_reward_time(args.run_folder, args.png)}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if args.timeline is not None:
+        from .timeline import timeline
+
+        picture = timeline(args.run_folder)
+        for line in (picture.words, f"timeline: {picture.save(args.timeline)}"):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
     return DONE
 
 
 def _show_episode(folder: Path, name: str, console: Any) -> int:
-    from .events import read_episode
+    from .episode_page import find_decoder, load_page, read_config
+    from .episodes import EpisodeList
+    from .viewer_text import episode_text
 
-    found = sorted(folder.glob(f"episodes/*/*/{name}/*.json.gz"))
-    if not found:
-        raise TaskError(
-            f"{folder} has no episode {name}; they are named like g000003-a2, in {folder / 'episodes'}, where the "
-            "oldest are deleted beyond episodes_gb"
-        )
-    for path in sorted({p.parent for p in found}):
-        episode = read_episode(path)
-        verdict = episode.get("verdict", {})
-        console.rule(f"{path.relative_to(folder)}  {episode['instance_id']}")
-        for n, turn in enumerate(episode["turns"], 1):
-            console.print(f"turn {n}", style="bold")
-            console.print(turn["text"], markup=False, highlight=False)
-            for call in turn["calls"]:
-                console.print(f"exit code {call['exit_code']}", style="dim", highlight=False)
-                console.print(call["output"], markup=False, highlight=False, style="dim")
-        console.print((path / "prediction.patch").read_text(errors="replace"), markup=False, highlight=False)
-        tests = ", ".join(f"{test} {status}" for test, status in verdict.get("tests", {}).items())
-        console.print(
-            f"ended: {episode['ending']}; verdict: {verdict.get('outcome', 'not graded')} {verdict.get('detail', '')}"
-        )
-        if tests:
-            console.print(tests, highlight=False, markup=False)
+    episodes, config = EpisodeList(folder), read_config(folder)
+    try:
+        page = load_page(episodes, episodes.find(name), config)
+    except LookupError as error:
+        raise TaskError(str(error)) from None
+    text = episode_text(page, find_decoder(config)[0], whole=True)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     return DONE
 
 

@@ -16,6 +16,7 @@ from .events import EventReader, RunFolder
 from .summary import ADD_NOTHING, job_order
 
 _FOLDER = re.compile(r"g(\d+)-a(\d+)")
+TRAINING = "run-"  # a phase of the training begins so
 NEAR = 3  # names that are proposed for one that there is not
 
 
@@ -28,7 +29,7 @@ class Place(NamedTuple):
 
     @property
     def training(self) -> bool:
-        return self.phase.startswith("run-")
+        return _kind(self.phase) == TRAINING
 
     @property
     def words(self) -> str:
@@ -87,7 +88,7 @@ class EpisodeList:
                 self._ended[place] = ended
         there = set(_recorded(self.folder / "episodes"))
         lost = {place for place, ended in self._ended.items() if ended.reward is None}
-        self._places = _named(sorted(there | self._ended.keys(), key=_order))
+        self._places = _named(there | self._ended.keys())
         self.names = tuple(name for name, place in self._places.items() if place in there or place in lost)
 
     def find(self, name: str) -> str:
@@ -161,27 +162,38 @@ def _folders(path: Path) -> list[str]:
         return []
 
 
-def _order(place: Place) -> tuple[Any, ...]:
-    """Return a key: the evaluation before training, the training, the other evaluations; groups by number."""
-    time = 0 if place.phase == "evaluation-before" else 1 if place.training else 2
-    numbers = _FOLDER.fullmatch(place.folder)
-    group, attempt = map(int, numbers.groups()) if numbers else (0, 0)
-    return (time, place.phase, job_order(place.job), group, attempt)
-
-
 def _named(places: Iterable[Place]) -> dict[str, Place]:
     """Return each place under its name, in order."""
-    places = list(places)
-    jobs: dict[str, set[str]] = {}
-    newest: dict[tuple[str, str], str] = {}  # of what several parts of a run have made, the last
+    homes: dict[tuple[str, str], list[Place]] = {}  # (phase, job) -> its attempts
     for place in places:
-        jobs.setdefault("run" if place.training else place.phase, set()).add(place.job)
-        if place.training:
-            newest[place.job, place.folder] = max(place.phase, newest.get((place.job, place.folder), ""))
-    named = {}
-    for place in places:
-        job = [place.job] if len(jobs["run" if place.training else place.phase]) > 1 else []
-        old = place.training and newest[place.job, place.folder] != place.phase
-        phase = [place.phase] if old or not place.training else []
-        named["/".join([*phase, *job, place.folder])] = place
+        homes.setdefault((place.phase, place.job), []).append(place)
+    named: dict[str, Place] = {}
+    for phase, job in sorted(homes, key=_order):
+        mine = homes[phase, job]
+        alike = [home for home in homes if _kind(home[0]) == _kind(phase)]
+        several = [job] if len({other for _, other in alike}) > 1 else []
+        # Of what several parts of a run have made, the last has the short name.
+        newer = {p.folder for home in alike if home[1] == job and home[0] > phase for p in homes[home]}
+        short = "/".join([*([phase] if _kind(phase) != TRAINING else []), *several, ""])
+        long = "/".join([phase, *several, ""])
+        for place in sorted(mine, key=_numbers):
+            named[(long if place.folder in newer else short) + place.folder] = place
     return named
+
+
+def _kind(phase: str) -> str:
+    """Return the same for all parts of the training."""
+    return TRAINING if phase.startswith(TRAINING) else phase
+
+
+def _order(home: tuple[str, str]) -> tuple[Any, ...]:
+    """Return a key: the evaluation before training, the training by its parts, the other evaluations."""
+    phase, job = home
+    time = 0 if phase == "evaluation-before" else 1 if _kind(phase) == TRAINING else 2
+    return (time, phase, job_order(job))
+
+
+def _numbers(place: Place) -> tuple[int, str, int, str]:
+    """Return a key by which g000000-a10 comes after g000000-a9."""
+    group, _, attempt = place.folder.partition("-")
+    return (len(group), group, len(attempt), attempt)

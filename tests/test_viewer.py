@@ -27,6 +27,7 @@ from swegym_tutorial.attempt_json import (
     verdict_to_json,
 )
 from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.cli import main
 from swegym_tutorial.episode_page import EpisodePage, decoder, find_decoder
 from swegym_tutorial.episode_parts import pieces, segments, turn_parts
 from swegym_tutorial.episodes import EpisodeList
@@ -666,3 +667,18 @@ print(viewer)
     assert done.returncode == 0, done.stderr
     for word in ("g000000-a0", "resolved, reward 1", TASK.problem_statement, "turn 1", "$ ls", "+++ counter"):
         assert word in done.stdout
+
+
+def test_the_command_shows_the_same_text_and_takes_the_same_names(
+    writer: Writer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = turn("a</think>" + call("cat x"), ("cat x", CommandResult(0, EVIL + "[bold]", False, 0, 0.1)))
+    for phase in ("run-1", "evaluation-before"):
+        writer.save(0, 0, rollout(evil), phase=phase)
+    for name in EpisodeList(writer.folder.path).names:
+        assert main(["show", str(writer.folder.path), "--episode", name]) == 0
+        printed = capsys.readouterr().out
+        assert printed == f"{EpisodeViewer(writer.folder.path, name)}\n"
+        assert printed.startswith(f"{name}  ") and "\x1b" not in printed and "[bold]" in printed
+    assert main(["show", str(writer.folder.path), "--episode", "g000001-a0"]) == 1
+    assert "has no episode g000001-a0; near it: " in capsys.readouterr().err
