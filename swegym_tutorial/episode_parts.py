@@ -122,14 +122,14 @@ def facts(page: EpisodePage) -> list[str]:
             f"{count(len(rollout.tokens), 'token')}, {int(rollout.mask.sum()):,} of them sampled",
             f"attempt {seconds(rollout.seconds)}",
         ]
-    if page.verdict is not None:
+    if page.verdict is not None and page.verdict.seconds >= 0.05:
         shared = ", shared with the same patch before" if page.verdict.shared else ""
         told.append(f"grading {seconds(page.verdict.seconds)}{shared}")
     return told
 
 
 def seconds(number: float) -> str:
-    return f"{number:.1f} s" if number < 10 else duration(number)
+    return f"{number:.1f} s" if number < 9.95 else duration(number)
 
 
 def count(number: int, what: str) -> str:
