@@ -56,6 +56,12 @@ def make_parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--png", type=Path, metavar="FILE", help="where the figure goes (default: RUN/reward_time.png)"
     )
+    show.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="also draw what went on at the same time (attempts, grading, training) as a PNG: the last ten steps",
+    )
     show.set_defaults(command="show")
 
     evaluate = commands.add_parser(

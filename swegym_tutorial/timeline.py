@@ -83,6 +83,7 @@ class Timeline:
     cuts: tuple[tuple[float, float], ...]  # where time was cut out, and how many seconds
     live: bool  # whether it reaches to the present of a run that goes on
     steps_done: int  # of the whole run: the most that a job has done
+    clients: int  # of the whole run
 
     def of(self, *kinds: str) -> list[Span]:
         return [span for span in self.spans if span.kind in kinds]
@@ -152,24 +153,30 @@ def read_spans(
     job: str | None = None,
     first: int | None = None,
     last: int | None = None,
+    now: float | None = None,
 ) -> Timeline:
     """Read what went on in a run, from the start of step `first` to the end of step `last`, counted from 1.
 
     folder: a run's, live or not. job: train-job0, say; None: all of them. first, last: None is the whole run, of
-    one with more than 10 steps the last 10 and the batch being filled. Raises FileNotFoundError where there is
+    one with more than 10 steps the last 10 and the batch being filled. now: until when what goes on in a live run
+    is shown, in seconds since 1970; None: the present. Raises FileNotFoundError where there is
     no run, and ValueError where it has no such job or step.
     """
     log = Path(folder) / "events.jsonl"
     if not log.is_file():
         raise FileNotFoundError(f"{folder} is no run folder: it has no events.jsonl")
     done, jobs = _steps_done(log)
+    clients = len(jobs)
     if job is not None:
         if job not in jobs:
             raise ValueError(f"{folder} has no job {job!r}; it has {', '.join(jobs) or 'none yet'}")
         done, jobs = [step for step in done if step.job == job], (job,)
     since, until = _window(done, first, last)
-    raw = read_log(log, frozenset(jobs), since, until)
-    return _assemble(raw, jobs, done)
+    before = {each: [step for step in done if step.job == each and step.end <= since] for each in jobs}
+    # No attempt is trained on that is older than two batches; one that goes on for longer is not looked for.
+    margin = 2 * max((step.end - step.start for steps in before.values() for step in steps), default=0.0)
+    had_done = {each: steps[-1].number if steps else 0 for each, steps in before.items()}
+    return _assemble(read_log(log, had_done, since, until, margin, now), jobs, done, clients)
 
 
 @dataclass(frozen=True)
@@ -217,10 +224,10 @@ def _window(done: Sequence[_Done], first: int | None, last: int | None) -> tuple
         return -math.inf, until
     before = [step.end for step in done if step.number == first - 1]
     starts = [step.start for step in done if step.number >= first]
-    return min(starts or before), until
+    return min(before or starts), until
 
 
-def _assemble(raw: Raw, jobs: tuple[str, ...], done: Sequence[_Done]) -> Timeline:
+def _assemble(raw: Raw, jobs: tuple[str, ...], done: Sequence[_Done], clients: int) -> Timeline:
     """Put what was read on one clock, on which the parts of the run follow each other without a gap."""
     clock = _Clock(raw.parts)
     spans = []
@@ -256,6 +263,7 @@ def _assemble(raw: Raw, jobs: tuple[str, ...], done: Sequence[_Done]) -> Timelin
         cuts=clock.cuts(),
         live=raw.live,
         steps_done=max((step.number for step in done), default=0),
+        clients=clients,
     )
 
 

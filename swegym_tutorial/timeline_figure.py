@@ -7,16 +7,18 @@ Rows share one axis of time: attempts, gradings, reference log-probabilities, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .lines import duration
 from .plots import DPI, GREY, INK, RULE
-from .timeline import BUSY, Kind, Span, Timeline
-from .timeline_rows import COLORS, DARK, VERSIONS, draw_row, row_height, span_colors
+from .timeline import BUSY, Kind, Span, Timeline, union
+from .timeline_rows import COLORS, DARK, VERSIONS, as_bars, draw_row, row_height, span_colors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
 
 WIDTH, LEFT, RIGHT = 7.0, 1.13, 0.14  # inches, as all that follows
 TOP, VERSIONS_ABOVE, BOTTOM, BETWEEN = 0.55, 0.23, 0.42, 0.07
@@ -61,7 +63,8 @@ def title(timeline: Timeline) -> str:
     """Say whose steps are shown and what share of the time the trainer is idle."""
     if not timeline.steps and not timeline.of(*BUSY):
         return f"{_whose(timeline)}: no batch is trained on yet"
-    return f"{_whose(timeline)}: the trainer is idle {timeline.idle_share:.0%} of the time"
+    the = "its" if len(timeline.jobs) < timeline.clients else "the"
+    return f"{_whose(timeline)}: {the} trainer is idle {timeline.idle_share:.0%} of the time"
 
 
 def _whose(timeline: Timeline) -> str:
@@ -79,7 +82,8 @@ def _key(timeline: Timeline) -> str:
         colour = "policy version"
     else:
         colour = f"client, {timeline.jobs[0].removeprefix('train-')} on top"
-    return f"colour: {colour}; pale: commands; grey: dropped groups; number: step; black: publishing"
+    commands = "pale: commands; " if as_bars(timeline, Kind.ROLLOUT) else ""
+    return f"colour: {colour}; {commands}grey: dropped groups; number: step; black: publishing"
 
 
 def _single(timeline: Timeline) -> bool:
@@ -98,7 +102,9 @@ def _draw_trainer(axes: Axes, timeline: Timeline) -> None:
     axes.set_ylim(max(len(jobs), 1), 0)
     _name_row(axes, "Trainer", f"idle {timeline.idle_share:.0%}")
     for start, end in timeline.idle():
-        axes.axvspan(start, end, facecolor=IDLE, edgecolor="#C9C9C9", hatch="////", linewidth=0)
+        gap = axes.axvspan(start, end, facecolor=IDLE, edgecolor="#C9C9C9", hatch="////", linewidth=0)
+        if hasattr(gap, "set_hatch_linewidth"):  # of matplotlib before 3.10 the reader's style decides it
+            gap.set_hatch_linewidth(0.8)
     for span in timeline.of(*BUSY):
         fill = INK if span.kind is Kind.PUBLISHING else color(span)
         axes.barh(
@@ -116,16 +122,17 @@ def _room(timeline: Timeline, seconds: float) -> float:
 
 
 def _number_steps(axes: Axes, timeline: Timeline) -> None:
-    """Write a step's number into the widest bar of its training, where there is room."""
-    widest: dict[tuple[str, str], Span] = {}
-    for span in sorted(timeline.of(Kind.TRAINING), key=lambda span: span.seconds):
-        widest[span.job, span.name] = span
-    for span in widest.values():
-        text, color = str(span.step), span_colors(timeline)(span)
-        if _room(timeline, span.seconds) > 6 * len(text) + 3:
+    """Write a step's number where it was trained on longest without a break, if there is room."""
+    training: dict[tuple[str, str], list[Span]] = {}
+    for span in timeline.of(Kind.TRAINING):
+        training.setdefault((span.job, span.name), []).append(span)
+    for (job, _), spans in training.items():
+        text, color = str(spans[0].step), span_colors(timeline)(spans[0])
+        start, end = max(union((s.start, s.end) for s in spans), key=lambda one: one[1] - one[0])
+        if _room(timeline, end - start) > 6 * len(text) + 3:
             axes.text(
-                (span.start + span.end) / 2, timeline.jobs.index(span.job) + 0.52, text, fontsize=9,
-                fontweight="bold", color="white" if color in DARK else INK, ha="center", va="center",
+                (start + end) / 2, timeline.jobs.index(job) + 0.52, text, fontsize=9, fontweight="bold",
+                color="white" if color in DARK else INK, ha="center", va="center",
             )  # fmt: skip
 
 
@@ -183,6 +190,7 @@ def _draw_marks(panels: Sequence[Axes], timeline: Timeline) -> None:
             axes.axvline(at, color="#D55E00", linewidth=1.2, linestyle=":")
         panels[0].text(
             at, 0.02, f" {duration(seconds)} without a run", fontsize=9, color="#A84A00",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1},
             transform=panels[0].get_xaxis_transform(), va="bottom",
         )  # fmt: skip
 
@@ -193,21 +201,31 @@ def _name_versions(axes: Axes, timeline: Timeline) -> None:
     newest = max((span.version for span in timeline.of(Kind.ROLLOUT)), default=0)
     last = timeline.steps[-1].version if timeline.steps else newest
     versions = [*(step.version - 1 for step in timeline.steps), last]
-    for n, version in enumerate(versions):
-        start, end = ends[n], ends[n + 1]
-        room = _room(timeline, end - start)
-        text = f"policy {version}" if room > 50 else str(version)
-        if room > 6 * len(str(version)) + 4:
-            axes.plot(
-                [start, end], [1.045, 1.045], color=COLORS[version % VERSIONS], linewidth=3,
-                transform=axes.get_xaxis_transform(), clip_on=False, solid_capstyle="butt",
-            )  # fmt: skip
+    place = axes.get_xaxis_transform()
+    style: dict[str, Any] = {"fontsize": 9, "color": INK, "va": "bottom", "annotation_clip": False}
+    if timeline.of(Kind.ROLLOUT):
+        axes.annotate(
+            "Policy", (0.08 / WIDTH, 1.0), xycoords=("figure fraction", "axes fraction"), xytext=(0, 6),
+            textcoords="offset points", fontweight="bold", **style,
+        )  # fmt: skip
+    for (start, end), version in zip(pairwise(ends), versions, strict=True):
+        if _room(timeline, end - start) > 6 * len(str(version)) + 4:
             axes.annotate(
-                text,
-                ((start + end) / 2, 1.045), xycoords=axes.get_xaxis_transform(),
-                xytext=(0, 3), textcoords="offset points", fontsize=9, color=INK, ha="center",
-                annotation_clip=False,
+                str(version), ((start + end) / 2, 1.0), xycoords=place, xytext=(0, 6),
+                textcoords="offset points", ha="center", **style,
             )  # fmt: skip
+        axes.plot(
+            [start, end], [1, 1], color=COLORS[version % VERSIONS], linewidth=3, clip_on=False,
+            transform=_above(axes, 4.0), solid_capstyle="butt",
+        )  # fmt: skip
+
+
+def _above(axes: Axes, points: float) -> Transform:
+    """Return the place so many points above a row: x in its data, y 1."""
+    from matplotlib.transforms import offset_copy
+
+    top = axes.get_xaxis_transform()
+    return offset_copy(top, axes.get_figure(root=True), y=points, units="points")
 
 
 def _draw_axis(axes: Axes, seconds: float) -> None:

@@ -5,16 +5,19 @@ Knows the names of events and nothing of what is done with the spans.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from .events import EventReader, RunFolder
+from .events import RunFolder
 
 Key = tuple[str, int, int]  # job, group, attempt
+NEAR = 2**18  # bytes of a log that are read in vain at most
 ENDS = ("run_done", "run_stopped", "run_failed")
 
 
@@ -55,14 +58,22 @@ class _Open:
     grading: float | None = None  # since when it is graded
 
 
-def read_log(log: Path, jobs: frozenset[str], since: float, until: float, now: float | None = None) -> Raw:
+def read_log(
+    log: Path,
+    jobs: Mapping[str, int],
+    since: float,
+    until: float,
+    margin: float = 0.0,
+    now: float | None = None,
+) -> Raw:
     """Read the spans of these jobs between two times; what lies in them partly is cut off at their edges.
 
-    now: where what still goes on in a live run is cut off; by default the present.
+    jobs: how many steps each had done before. margin: seconds before `since` in which there is looked for what goes on
+    then. now: where what still goes on in a live run is cut off; by default the present.
     """
     reading = _Reading(jobs, since, until)
     ended = False
-    for event in EventReader(log).stream():
+    for event in _events(log, since - margin):
         if (name := event.get("event")) in ENDS or name == "run_start":
             ended = name != "run_start"
         reading.take(event)
@@ -72,10 +83,51 @@ def read_log(log: Path, jobs: frozenset[str], since: float, until: float, now: f
     return reading.raw
 
 
+def _events(log: Path, since: float) -> Iterator[Any]:
+    """Yield a log's events, about from a time on."""
+    with log.open("rb") as file:
+        file.seek(_place(file, since))
+        for line in file:
+            if (event := _parse(line)) is not None:
+                yield event
+
+
+def _place(file: BinaryIO, since: float) -> int:
+    """Return where a line begins before which all are older, and not much later ones than that: by halving."""
+    low, high = 0, file.seek(0, os.SEEK_END) if since > -math.inf else 0
+    while high - low > NEAR:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()
+        start, time = file.tell(), _next_time(file)
+        if time is not None and time < since:
+            low = start
+        else:
+            high = middle
+    return low
+
+
+def _next_time(file: BinaryIO) -> float | None:
+    while line := file.readline():
+        time = (_parse(line) or {}).get("time")
+        if isinstance(time, (int, float)):
+            return time
+    return None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return a line's event; None of one that was cut, or is none."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
 class _Reading:
     """Takes events in their order. Attempts of evaluations are none of training's."""
 
-    def __init__(self, jobs: frozenset[str], since: float, until: float) -> None:
+    def __init__(self, jobs: Mapping[str, int], since: float, until: float) -> None:
         self.raw = Raw()
         self.last = -math.inf  # when training last did something
         self._jobs, self._since, self._until = jobs, since, until
@@ -83,7 +135,7 @@ class _Reading:
         self._began: float | None = None  # this part
         self._open: dict[Key, _Open] = {}
         self._training: dict[str, float] = {}  # job -> since when its batch is full, while that is trained on
-        self._steps: dict[str, int] = {}  # job -> how many it has done
+        self._steps = dict(jobs)  # job -> how many it has done
         self._trained: dict[str, list[tuple[float, float]]] = {}  # minibatches of the step that goes on
 
     def take(self, event: Mapping[str, Any]) -> None:

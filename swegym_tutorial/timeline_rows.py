@@ -18,7 +18,7 @@ from .timeline import Kind, Span, Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LANES = 40  # beyond which bars would be too thin to be told apart
+LANES = {Kind.ROLLOUT: 40, Kind.GRADING: 16, Kind.REFERENCE: 16}  # beyond which bars would be too thin
 BARS = 20_000  # beyond which drawing them takes seconds
 BINS = 560  # of an area, from left to right
 LANE, THIN_LANE, AREA = 0.075, 0.045, 1.2  # inches
@@ -57,21 +57,22 @@ def _job_lanes(timeline: Timeline, kind: Kind) -> tuple[list[Span], list[int], i
     return spans, found, count
 
 
-def _as_bars(timeline: Timeline, kind: Kind) -> bool:
+def as_bars(timeline: Timeline, kind: Kind) -> bool:
+    """Whether a row has few enough lanes and spans to show each span."""
     spans, _, count = _job_lanes(timeline, kind)
-    return count <= LANES and len(spans) <= BARS
+    return count <= LANES[kind] and len(spans) <= BARS
 
 
 def row_height(timeline: Timeline, kind: Kind) -> float:
     _, _, count = _job_lanes(timeline, kind)
-    if not _as_bars(timeline, kind):
+    if not as_bars(timeline, kind):
         return AREA if kind is Kind.ROLLOUT else AREA / 2
     return max(0.29, count * (LANE if count <= 16 else THIN_LANE))
 
 
 def draw_row(axes: Axes, timeline: Timeline, kind: Kind) -> None:
     """Draw all spans of a kind."""
-    if _as_bars(timeline, kind):
+    if as_bars(timeline, kind):
         _draw_bars(axes, timeline, kind)
     else:
         _draw_area(axes, timeline, kind)

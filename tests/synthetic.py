@@ -7,6 +7,7 @@ folder written in a moment. `Replay` writes one while somebody watches, and is p
 from __future__ import annotations
 
 import random
+import statistics
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,3 +209,131 @@ class Replay:
                     pass
         self.folder.close()
         self._done.set()
+
+
+def write_concurrent_run(
+    folder: Path,
+    seed: int = 0,
+    *,
+    jobs: int = 1,
+    steps: int = 3,
+    workers: int = 16,
+    graders: int = 2,
+    groups: int = 8,
+    attempt: float = 10.0,
+    grading: float = 1.0,
+    training: float = 8.0,
+    began: float = BEGAN,
+    end: str = "run_done",
+) -> Path:
+    """Write a run whose attempts go on side by side: workers and graders of each job, and one trainer for all.
+
+    attempt, grading: mean seconds. training: seconds a batch. A batch takes the next `groups` groups that are not
+    uniform; attempts sample from the newest policy at their start. The log is appended to where there is one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"train-job{n}" for n in range(jobs)]
+    lines: list[Line] = [(began, {"event": "run_start", "preset": "laptop", "steps": steps, "clients": jobs})]
+    free = began  # until when the trainer is busy
+    clients = [
+        _Client(
+            name, random.Random(f"{seed} {name}"), [began + 1] * workers, [began + 1] * graders, began + 1
+        )
+        for name in names
+    ]
+    for step in range(steps):
+        filled = {client.job: client.fill(lines, groups, attempt, grading) for client in clients}
+        for client in sorted(clients, key=lambda client: filled[client.job]):
+            free = client.train(lines, step, filled[client.job], free, training)
+    lines += [(max(time for time, _ in lines) + 1, {"event": end})] if end else []
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
+        for time, event in sorted(lines, key=lambda line: line[0]):
+            file.write(dumps({"time": round(time, 3), **event}) + "\n")
+    return folder
+
+
+Line = tuple[float, dict[str, Any]]
+
+
+class _Client:
+    """One job of a concurrent run, with a clock for each of its workers."""
+
+    def __init__(
+        self, job: str, draw: random.Random, rollouts: list[float], gradings: list[float], now: float
+    ) -> None:
+        self.job, self.draw, self.rollouts, self.gradings = job, draw, rollouts, gradings
+        self.published, self.groups, self.began = [(now, 0)], 0, now
+        self.fates: dict[str, int] = {}
+        self.rewards: list[float] = []
+
+    def fill(self, lines: list[Line], groups: int, attempt: float, grading: float) -> float:
+        """Add the lines of groups until so many are kept; returns when the last one is complete."""
+        self.fates, self.rewards = dict.fromkeys(FATES, 0), []
+        filled = 0.0
+        while self.fates["kept"] < groups:
+            fate, done = self._group(lines, attempt, grading)
+            self.fates[fate] += 1
+            filled = max(filled, done)
+        return filled
+
+    def train(self, lines: list[Line], step: int, filled: float, free: float, seconds: float) -> float:
+        """Add the lines of one update on a trainer that is busy until `free`; returns when it is free again."""
+        key = {"job": self.job, "step": step}
+        start = max(filled, free)
+        trained, publish = start + seconds, 0.1 * seconds
+        done = trained + publish
+        lines.append((filled, {"event": "training_start", **key, "groups": []}))
+        for at in (start + 0.5 * seconds, trained):
+            lines.append((at, {"event": "minibatch", **key, "seconds": 0.5 * seconds}))
+        lines.append((done, {
+            "event": "step_done", **key, "policy_version": step + 1, "reward_mean": statistics.fmean(self.rewards),
+            "reward_mean_kept": 0.5, "checkpoint": "tinker://x", "attempts": len(self.rewards), "lost": 0,
+            "groups": self.fates, "batch_seconds": done - self.began, "fill_seconds": filled - self.began,
+            "train_seconds": trained - filled, "publish_seconds": publish, "trainer_seconds": seconds,
+            "work_seconds": {"sampling": 3.0, "tools": 1.0, "grading": 1.0}, "minibatches": 2, "metrics": {},
+        }))  # fmt: skip
+        self.began = done
+        self.published.append((done, step + 1))
+        return done
+
+    def _group(self, lines: list[Line], attempt: float, grading: float) -> tuple[str, float]:
+        """Add one group's lines; returns its fate, and when it is complete."""
+        rate, rewards, ends = self.draw.choice((0.0, 0.4, 0.7)), [], []
+        starts = max(min(self.rollouts), self.published[0][0])
+        version = max(number for time, number in self.published if time <= starts)
+        key = {"phase": "run-1", "job": self.job, "group": self.groups, "policy_version": version}
+        for each in range(ATTEMPTS):
+            rewards.append(float(self.draw.random() < rate))
+            ends.append(self._attempt(lines, {**key, "attempt": each}, attempt, grading, rewards[-1]))
+        fate, done = "uniform" if len(set(rewards)) == 1 else "kept", max(ends)
+        lines.append((done, {"event": "group", **key, "fate": fate, "rewards": rewards, "lost": 0}))
+        if fate == "kept":
+            asked = {"job": self.job, "group": self.groups, "policy_version": version}
+            lines.append((done + 0.2 * attempt, {"event": "reference", **asked, "seconds": 0.2 * attempt}))
+        self.rewards += rewards
+        self.groups += 1
+        return fate, done
+
+    def _attempt(
+        self, lines: list[Line], key: dict[str, Any], attempt: float, grading: float, reward: float
+    ) -> float:
+        """Add one attempt's lines, with two turns; returns when it is graded."""
+        worker = self.rollouts.index(min(self.rollouts))
+        start = self.rollouts[worker]
+        self.rollouts[worker] = ready = start + attempt * self.draw.uniform(0.5, 1.5)
+        half = (start + ready) / 2
+        tool = 0.2 * (half - start)
+        for at in (half, ready):
+            lines.append((at, {"event": "sample", **key, "tokens": 40, "seconds": half - start - tool}))
+            lines.append((at, {"event": "tool", **key, "exit_code": 0, "seconds": tool}))
+        grader = self.gradings.index(min(self.gradings))
+        began = max(ready, self.gradings[grader])
+        self.gradings[grader] = graded = began + grading * self.draw.uniform(0.5, 1.5)
+        verdict = {"reward": reward, "outcome": "resolved", "ending": "final", "sampled_tokens": 80}
+        lines += [
+            (start, {"event": "rollout_start", **key}),
+            (ready, {"event": "rollout_ready", **key}),
+            (began, {"event": "grading_start", **key}),
+            (graded, {"event": "episode", **key, **verdict}),
+        ]
+        return graded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
 import subprocess
@@ -19,6 +20,7 @@ from swegym_tutorial.plots import (
     HEIGHT,
     WIDTH,
     mean_curve,
+    picture,
     png_bytes,
     reward_time_figure,
     save_reward_time,
@@ -238,3 +240,16 @@ def test_drawing_leaves_pyplot_alone() -> None:
         "png_bytes(reward_time_figure(RunSummary())); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_picture_shows_itself_in_a_notebook_with_its_words_and_is_saved(tmp_path: Path) -> None:
+    from PIL import Image
+
+    made = picture(reward_time_figure(summary_of(steps=3)), "what it shows")
+    data, metadata = made._repr_mimebundle_()
+    assert base64.b64decode(data["image/png"]) == made.png and data["text/plain"] == "what it shows"
+    assert metadata == {
+        "image/png": {"alt": "what it shows", "width": 96 * WIDTH, "height": round(96 * HEIGHT)}
+    }
+    assert Image.open(made.save(tmp_path / "figure.png")).info["Description"] == "what it shows"
+    assert "what it shows" in repr(made) and len(repr(made)) < 200

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from synthetic import Events, Replay, write_run
+from synthetic import Events, Replay, write_concurrent_run, write_run
 
 from swegym_tutorial import cli
 from swegym_tutorial.events import RunFolder, dumps
 from swegym_tutorial.lines import client_state, fault_lines, progress_line, resume_lines
 from swegym_tutorial.summary import RunSummary
 from swegym_tutorial.terminal import WAITING_TOLD_EVERY, PlainLines, resume_points, table, watch
+from swegym_tutorial.timeline import timeline
 
 
 def rendered(summary: RunSummary, rows: int | None = None) -> list[str]:
@@ -266,3 +267,18 @@ def test_a_run_that_was_killed_while_it_waited_is_not_said_to_wait(
     folder.events.write_text("".join(dumps(line) + "\n" for line in lines))
     assert cli.main(["show", str(folder.path), "--png", str(tmp_path / "figure.png")]) == 0
     assert "had waited 40 s for the server (sampling): HTTP 503" in capsys.readouterr().out
+
+
+def test_show_draws_the_timeline_where_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = write_concurrent_run(tmp_path / "run", steps=2), tmp_path / "timeline.png"
+    figures = ["--png", str(tmp_path / "figure.png")]
+    assert cli.main(["show", str(folder), *figures]) == 0 and "Timeline of" not in capsys.readouterr().out
+    assert cli.main(["show", str(folder), *figures, "--timeline", str(file)]) == 0
+    made = timeline(folder)
+    assert file.read_bytes() == made.png
+    assert capsys.readouterr().out.splitlines()[-2:] == [made.words, f"timeline: {file}"]
+    with pytest.raises(SystemExit):
+        cli.main(["show", "--help"])
+    assert "--timeline FILE" in capsys.readouterr().out
