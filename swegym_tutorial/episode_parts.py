@@ -56,6 +56,15 @@ def cut(text: str, limit: int | None) -> Cut:
     return Cut(visible(head), len(text) - len(head) - len(tail), visible(tail))
 
 
+def fair_share(sizes: Sequence[int], total: int) -> int:
+    """Return how much of each thing can be had of a total, where what the small ones leave goes to the large ones."""
+    for n, size in enumerate(sorted(sizes)):
+        if size * (len(sizes) - n) > total:
+            return total // (len(sizes) - n)
+        total -= size
+    return max(sizes, default=0)
+
+
 @dataclass(frozen=True)
 class TurnParts:
     """One turn as people read it."""

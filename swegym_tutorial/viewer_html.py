@@ -19,6 +19,7 @@ from .episode_parts import (
     cut,
     exit_words,
     facts,
+    fair_share,
     given_text,
     pieces,
     result_rows,
@@ -141,8 +142,8 @@ def _issue(text: str, whole: bool) -> str:
 
 
 def _turns(rollout: Rollout, whole: bool) -> str:
-    texts = sum(2 + len(turn.commands) for turn in rollout.turns)
-    limit = None if whole else max(SHORTEST, min(LONGEST, PAGE // max(1, texts)))
+    sizes = [len(text) for t in rollout.turns for text in (t.text, *(result.output for result in t.results))]
+    limit = None if whole else max(SHORTEST, min(LONGEST, fair_share(sizes, PAGE)))
     last = len(rollout.turns) if rollout.ending in CUT_OFF else 0
     turns = [_turn(number, turn, limit, number == last) for number, turn in enumerate(rollout.turns, 1)]
     body = "\n".join(turns) or "<p>No turn was sampled.</p>"
@@ -255,7 +256,8 @@ def _table(rows: list[ResultRow]) -> str:
 def _tokens(rollout: Rollout, decode: Decode | None, why_not: str, whole: bool) -> str:
     found = segments(rollout)
     shown = found if whole or len(found) <= SEGMENTS else found[: SEGMENTS // 2] + found[-SEGMENTS // 2 :]
-    each = None if whole else COLOURED // max(1, sum(segment.sampled for segment in shown))
+    sizes = [segment.end - segment.start for segment in shown if segment.sampled]
+    each = None if whole else max(1, fair_share(sizes, COLOURED))
     rows = [f"<p>{_quoted(tokens_words(rollout, decode))}.</p>", _key()]
     if decode is None:
         rows.append(f'<p class="note">Token ids, as there is no text: {_quoted(why_not)}</p>')
@@ -287,7 +289,7 @@ def _segment(rollout: Rollout, segment: Segment, decode: Decode | None, most: in
         name = "prompt" if segment.turn == 0 else "given"
         text = _whole_of(cut(given_text(rollout, segment, decode), None if most is None else GIVEN))
         return _row(f"{name}, {size}", f'<pre class="given">{html.escape(text, quote=False)}</pre>')
-    end = segment.end if most is None else min(segment.end, segment.start + max(1, most))
+    end = segment.end if most is None else min(segment.end, segment.start + most)
     body = "".join(_token(piece.text, piece.logprob) for piece in pieces(rollout, segment.start, end, decode))
     if end < segment.end:
         body += _left_out(segment.end - end, "token")

@@ -13,7 +13,7 @@ PLUS, MINUS = f"background-color:rgba({_GREEN},.2)", f"background-color:rgba({_R
 GOOD, BAD, NEITHER = PLUS, MINUS, "background-color:rgba(128,128,128,.15)"
 SHADES = [
     "",
-    *(f"background-color:rgba({_ORANGE},{alpha})" for alpha in (0.16, 0.32, 0.48, 0.64)),
+    *(f"background-color:rgba({_ORANGE},{alpha})" for alpha in (0.13, 0.26, 0.39, 0.52)),
 ]  # likely to unlikely
 SAMPLED = f"border-left:4px solid rgb({_BLUE});padding-left:8px"
 _RULES = {

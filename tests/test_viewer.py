@@ -29,7 +29,7 @@ from swegym_tutorial.attempt_json import (
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.cli import main
 from swegym_tutorial.episode_page import EpisodePage, decoder, find_decoder
-from swegym_tutorial.episode_parts import pieces, segments, turn_parts
+from swegym_tutorial.episode_parts import fair_share, pieces, segments, turn_parts
 from swegym_tutorial.episodes import EpisodeList
 from swegym_tutorial.events import RunFolder, dumps, read_episode
 from swegym_tutorial.grading import Outcome, Verdict
@@ -37,6 +37,7 @@ from swegym_tutorial.rollout import Ending, Rollout, Turn
 from swegym_tutorial.sandbox import CommandResult
 from swegym_tutorial.viewer_chooser import MOST, Chooser
 from swegym_tutorial.viewer_html import episode_html
+from swegym_tutorial.viewer_style import BAD, GOOD, MINUS, NEITHER, PLUS, SHADES
 
 TASK = load_tasks()[0]
 TOKENIZER = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
@@ -326,6 +327,36 @@ def test_a_page_has_no_colour_of_text_and_headings_for_those_who_listen() -> Non
     ]
     assert elements.tags[0][1]["aria-label"] == "episode n" and "h4" in [tag for tag, _ in elements.tags]
     assert [a.get("role") for tag, a in elements.tags if tag == "b" and "role" in a] == ["heading"]
+
+
+def contrast(ground: str, under: tuple[int, ...], text: tuple[int, ...]) -> float:
+    """Return WCAG's contrast of a text on a ground that lets the page's own shine through."""
+
+    def light(color: list[float]) -> float:
+        parts = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in color)
+        ]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    *rgb, alpha = (float(x) for x in re.findall(r"[\d.]+", ground))
+    mixed = [alpha * over + (1 - alpha) * below for over, below in zip(rgb, under, strict=True)]
+    high, low = sorted((light(mixed), light([*map(float, text)])), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [((255,) * 3, (33,) * 3), ((17,) * 3, (224,) * 3)], ids=["light", "dark"]
+)
+def test_text_can_be_read_on_every_ground_in_both_themes(
+    page: tuple[int, ...], text: tuple[int, ...]
+) -> None:
+    for ground in (GOOD, BAD, PLUS, MINUS, NEITHER, *filter(None, SHADES)):
+        assert contrast(ground, page, text) >= 4.5, ground
+
+
+def test_what_small_ones_leave_goes_to_large_ones() -> None:
+    assert fair_share([1, 1, 100, 100], 22) == 10
+    assert fair_share([3, 4], 100) == 4 and fair_share([], 5) == 0 and fair_share([9, 9, 9], 2) == 0
 
 
 def test_tokens_are_coloured_by_mask_and_by_probability_and_say_it(writer: Writer) -> None:
