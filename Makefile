@@ -31,7 +31,7 @@ lint: $(READY)
 	.venv/bin/mypy
 
 lab: $(READY)  ## open the notebooks
-	.venv/bin/jupyter lab --notebook-dir notebooks 00_quickstart.ipynb
+	.venv/bin/jupyter lab --notebook-dir notebooks notebooks/00_quickstart.ipynb
 
 notebooks: $(READY)  ## run the notebooks and keep their outputs
 	.venv/bin/python tests/draw_notebooks.py

@@ -88,3 +88,12 @@ def test_readme_names_every_module():
     modules = {path.name for path in (ROOT / "swegym_tutorial").glob("*.py")} - {"__init__.py"}
     folders = {f"{path.parent.name}/" for path in (ROOT / "swegym_tutorial").glob("*/__init__.py")}
     assert not [name for name in sorted(modules | folders) if not re.search(rf"^  {name} ", tree, re.M)]
+
+
+def test_make_lab_opens_a_notebook_that_is_there():
+    done = subprocess.run(["make", "-n", "lab"], capture_output=True, text=True, cwd=ROOT)
+    command = done.stdout.split()
+    assert done.returncode == 0 and (ROOT / command[-1]).is_file(), (
+        "jupyter looks for it from the project's folder"
+    )
+    assert (ROOT / command[command.index("--notebook-dir") + 1]).is_dir()
