@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import base64
 import html
 import os
 import threading
@@ -26,7 +25,6 @@ from .words import alt_text, status_line, summary_table
 
 INTERVAL = 1.0  # seconds between two looks at the log
 LISTENING = 0.05  # seconds between two chances for a button's press to be heard
-SHOWN = {"width": 672, "height": 307}  # pixels on the page: 7 x 3.2 inches at 96 an inch; the PNG has more
 
 _drawing = threading.Lock()  # matplotlib promises nothing to threads that draw side by side
 
@@ -50,8 +48,8 @@ class Dashboard:
         dashboard.pause()              # as the button does; and resume() and stop()
         await dashboard                # until the run's end, with buttons that act meanwhile
 
-    A cell that waits without `await`, as in `run.wait()`, holds up the presses of buttons until it is done. To
-    interrupt a cell that waits, in either way, is to stop the run.
+    A cell that waits without `await`, as in `run.wait()`, holds up the presses of buttons until it is done, except
+    in JupyterLab. To interrupt a cell that waits, in either way, is to stop the run.
     At the run's end its last state is painted and the buttons go, so that a saved notebook holds one picture and
     one table. An error in painting ends the painting and not the run: it is told in the table and kept in `error`.
     """
@@ -216,13 +214,11 @@ class _NotebookView:
             self.tell(f"no buttons here ({why}); the dashboard's methods {calls} do the same")
 
     def _draw(self, summary: RunSummary) -> None:
-        from .plots import png_bytes, reward_time_figure
+        from .plots import picture, reward_time_figure
 
-        words = alt_text(summary)
         with _drawing:
-            png = png_bytes(reward_time_figure(summary), words)
-        data = {"image/png": base64.b64encode(png).decode(), "text/plain": words}
-        self._figure.put(data, {"image/png": {**SHOWN, "alt": words}})
+            drawn = picture(reward_time_figure(summary), alt_text(summary))
+        self._figure.put(*drawn._repr_mimebundle_())
 
     def _write_table(self) -> None:
         rows = [*self._rows, *self._notes]
@@ -245,6 +241,9 @@ def _button_row(actions: Mapping[str, Callable[[], None]]) -> Any:
 
     for button in buttons:
         button.on_click(click)
+        # ipykernel 7.4 hears a widget in the shell that last spoke of it, which a waiting cell blocks; without this
+        # it takes the page's choice, and JupyterLab's is a shell of the widgets' own.
+        getattr(button.comm, "__dict__", {}).pop("_reply_subshell_id", None)
     return ipywidgets.HBox(buttons)
 
 
