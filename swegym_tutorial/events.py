@@ -249,14 +249,16 @@ class EventReader:
             return
         with self._path.open("rb") as file:
             file.seek(self._at)
+            skip, counts = self._skip.match if self._skip else lambda line: None, self._skipped
             for block in _blocks(file):
-                end = self._at + len(block)
+                at, end = self._at, self._at + len(block)
                 for line in block.splitlines(keepends=True):
-                    self._at += len(line)
-                    if self._skip is not None and self._at < end and (found := self._skip.match(line)):
+                    at += len(line)
+                    if (found := skip(line)) and at < end:
                         key = found.groups()
-                        self._skipped[key] = self._skipped.get(key, 0) + 1
+                        counts[key] = counts.get(key, 0) + 1
                         continue
+                    self._at = at
                     event = _parse(line)
                     if event is not None:
                         yield event
@@ -322,7 +324,7 @@ def _log_in(path: str | os.PathLike[str]) -> Path:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
+        event = json.loads(line.decode("utf-8", "surrogatepass"))  # it would look for the encoding first
     except ValueError:
         return None
     return event if isinstance(event, dict) else None

@@ -224,7 +224,7 @@ class RunSummary:
     _on_group_failed = _on_group
 
     def _filling(self, job: str) -> Filling:
-        return _at_its_place(self.filling, job, Filling())
+        return self.filling.get(job) or _at_its_place(self.filling, job, Filling())
 
     def _on_training_start(self, event: Mapping[str, Any]) -> None:
         self._filling(event["job"]).training = True
