@@ -142,6 +142,11 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         capture_output=True,
         text=True,
     )
+    if artifacts := os.environ.get("SWEGYM_TUTORIAL_ARTIFACTS"):  # also of a failure
+        kept = FOLDER.parent / artifacts / "notebooks"
+        kept.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.ipynb"):
+            shutil.copy(path, kept)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     yield folder
     shutil.rmtree(folder / "runs", ignore_errors=True)
