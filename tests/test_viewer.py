@@ -46,6 +46,7 @@ EVIL = (
     "</pre></details></div><script>alert('owned')</script><img src=x onerror=alert(1)>"
     " $x^2$ \\(y\\) \x1b[31mred \u202eback \udc80 &amp; é漢🎉 \x00"
 )
+UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]"
 
 
 def turn(text: str, *calls: tuple[str, CommandResult], errors: tuple[str, ...] = ()) -> Turn:
@@ -108,10 +109,13 @@ class Writer:
         return path
 
     def log(self, group: int, attempt: int, reward: float | None, outcome: str, **more: Any) -> None:
-        key = {"phase": "run-1", "job": "train-job0", "group": group, "attempt": attempt} | more
-        self.folder.log(
-            "episode", **key, reward=reward, outcome=outcome, instance_id=TASK.instance_id, policy_version=3
-        )
+        fields = {
+            "phase": "run-1",
+            "job": "train-job0",
+            "instance_id": TASK.instance_id,
+            "policy_version": 3,
+        } | more
+        self.folder.log("episode", **fields, group=group, attempt=attempt, reward=reward, outcome=outcome)
 
 
 @pytest.fixture
@@ -277,28 +281,30 @@ def test_a_page_tells_issue_turns_patch_tests_and_tokens(writer: Writer) -> None
 def test_text_of_models_tasks_and_commands_does_no_harm(writer: Writer) -> None:
     evil = turn(
         f"{EVIL}</think>\n{EVIL}\n" + call(EVIL),
-        (EVIL, CommandResult(0, EVIL, False, 0, 0.1)),
+        (EVIL, CommandResult(0, f"{EVIL}\n" * 40, False, 0, 0.1)),  # of which the most is folded
         errors=(EVIL,),
     )
     patch = b"diff --git a/x b/x\n@@ -0,0 +1 @@\n+" + EVIL.encode("utf-8", "surrogateescape")
     tests = {f"test[{EVIL}]": EVIL}
     writer.save(0, 0, rollout(evil, patch=patch), Verdict(Outcome.UNRESOLVED, tests, EVIL, EVIL))
-    writer.log(0, 1, None, "infrastructure", reason=EVIL)
+    writer.log(0, 1, None, "infrastructure", reason=EVIL, instance_id=EVIL)
     viewer = EpisodeViewer(writer.folder.path, "g000000-a0")
     page = episode_html(replace(viewer._page, task=replace(TASK, problem_statement=EVIL)), DECODE)
     viewer.show("g000000-a1")
-    for made in (page, viewer.html):
+    for made, plain in (
+        (page, str(EpisodeViewer(writer.folder.path, "g000000-a0"))),
+        (viewer.html, str(viewer)),
+    ):
         elements = Elements(made)
         assert not {tag for tag, _ in elements.tags} & {"script", "img", "a", "iframe", "link"}
         assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
         assert "<script>alert('owned')</script>" in elements.text
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", made)
-        made.encode()
+        assert not re.search(UNSEEN, made)
+        assert not re.search(UNSEEN, plain)
     # Notebooks look for formulas outside of these only.
     root = Elements(page).tags[0][1]["class"] or ""
     assert "tex2jax_ignore" in root and "mathjax_ignore" in root
     assert {tag for tag, text in Elements(page).texts if "$x^2$" in text} <= {"pre", "code", "span", "b"}
-    str(viewer).encode()
 
 
 def test_patch_lines_are_told_apart_by_their_place_and_by_sign_and_ground() -> None:
