@@ -171,8 +171,8 @@ def _draw_reward(axes: Axes, summary: RunSummary, last: int) -> None:
     if curve:
         width, marker = (1.6, "") if len(curve) > DENSE else (2.2, "o")
         axes.plot(*zip(*curve, strict=True), color=REWARD, linewidth=width, marker=marker, markersize=3.2)
-        step, value = curve[-1]
-        beside = step if held_out(summary)[1] is None else end
+        value = curve[-1][1]
+        beside = end - 1 if held_out(summary)[1] is None else end  # past the lines of the fastest client
         labels.append(_Label(beside, value, f"{name} {value:.2f}", REWARD, bold=True))
     _draw_labels(axes, labels)
 

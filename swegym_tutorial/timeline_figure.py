@@ -74,7 +74,8 @@ def _whose(timeline: Timeline) -> str:
         return who
     low, high = min(numbers), max(numbers)
     steps = f"step {low}" if low == high else f"steps {low} to {high}"
-    return f"{who}, {steps}" + (f" of {timeline.steps_done}" if high - low + 1 < timeline.steps_done else "")
+    of = f" of {timeline.steps_done}" if high - low + 1 < timeline.steps_done else ""
+    return f"{who}, {steps}{of}" + (" so far" if timeline.live else "")
 
 
 def _key(timeline: Timeline) -> str:

@@ -174,8 +174,7 @@ def _batches(summary: RunSummary) -> list[tuple[str, str]]:
     ]
     wanted = max((wanted_groups(summary, job) for job in summary.filling), default=0)
     of = f" of {wanted}" if wanted else ""
-    graded = sum(filling.attempts for filling in summary.filling.values())
-    return [("next batches", f"groups kept{of}: {', '.join(told)}; {graded} attempts graded")] if told else []
+    return [("next batches", f"groups kept{of}: {', '.join(told)}")] if told else []
 
 
 def _traffic(summary: RunSummary, now: float | None) -> list[tuple[str, str]]:

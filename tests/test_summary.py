@@ -371,4 +371,4 @@ def test_how_far_the_batches_of_several_clients_are_filled() -> None:
         ]
     )
     row = dict(summary_table(summary))["next batches"]
-    assert row == "groups kept of 32: job0 1, job1 training; 0 attempts graded"
+    assert row == "groups kept of 32: job0 1, job1 training"

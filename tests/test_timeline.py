@@ -162,9 +162,14 @@ def test_what_goes_on_in_a_live_run_reaches_to_now(tmp_path: Path) -> None:
     now = json.loads(folder.events.read_text().splitlines()[-1])["time"] + 100
     read = read_spans(folder.path, now=now)
     assert read.live and read.seconds == pytest.approx(100, abs=5)
+    assert "train-job0: the trainer is idle" in timeline_words(read)
     assert {(s.kind, s.end, s.ended) for s in read.spans} == {
         ("rollout", read.seconds, False), ("training", read.seconds, False),
     }  # fmt: skip
+    folder.log("step_done", **{**STEP, **TIMES, "step": 0, "policy_version": 1})
+    assert "train-job0, step 1 so far: the trainer is idle" in timeline_words(
+        read_spans(folder.path, now=now)
+    )
     folder.close()  # as when its process is killed
     read = read_spans(folder.path, now=now)
     assert not read.live and read.seconds < 5
