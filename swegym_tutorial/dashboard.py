@@ -26,8 +26,6 @@ from .words import alt_text, status_line, summary_table
 INTERVAL = 1.0  # seconds between two looks at the log
 LISTENING = 0.05  # seconds between two chances for a button's press to be heard
 
-_drawing = threading.Lock()  # matplotlib promises nothing to threads that draw side by side
-
 
 class LiveRun(Protocol):
     """What a dashboard needs of a run in its own process; TrainingRun has it."""
@@ -214,9 +212,9 @@ class _NotebookView:
             self.tell(f"no buttons here ({why}); the dashboard's methods {calls} do the same")
 
     def _draw(self, summary: RunSummary) -> None:
-        from .plots import picture, reward_time_figure
+        from .plots import drawing, picture, reward_time_figure
 
-        with _drawing:
+        with drawing:
             drawn = picture(reward_time_figure(summary), alt_text(summary))
         self._figure.put(*drawn._repr_mimebundle_())
 

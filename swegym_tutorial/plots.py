@@ -12,6 +12,7 @@ import io
 import os
 import statistics
 import textwrap
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+drawing = threading.Lock()  # held while a figure is made: matplotlib promises nothing to threads side by side
 WIDTH, HEIGHT = 7.0, 3.2  # inches
 DPI = 150
 LINE_HEIGHT = 0.078  # of a line of 9 pt text, as a share of the panels' height
@@ -273,5 +275,7 @@ def save_reward_time(folder: str | os.PathLike[str], path: str | os.PathLike[str
     """Draw a run folder's figure into reward_time.png in it, or into `path`; returns where it is."""
     summary = summarise(Path(folder))
     path = Path(folder) / "reward_time.png" if path is None else Path(path)
-    path.write_bytes(png_bytes(reward_time_figure(summary), alt_text(summary)))
+    with drawing:
+        png = png_bytes(reward_time_figure(summary), alt_text(summary))
+    path.write_bytes(png)
     return path

@@ -141,11 +141,12 @@ def timeline(
     last: int | None = None,
 ) -> Picture:
     """Draw what went on at the same time in a run; arguments and errors as of `read_spans`."""
-    from .plots import picture
+    from .plots import drawing, picture
     from .timeline_figure import timeline_figure, timeline_words
 
     read = read_spans(folder, job, first, last)
-    return picture(timeline_figure(read), timeline_words(read))
+    with drawing:
+        return picture(timeline_figure(read), timeline_words(read))
 
 
 def read_spans(
