@@ -119,13 +119,13 @@ sandbox = closing.enter_context(contextlib.closing(sandboxes.open(task)))
 def act(sample):
     """Run the calls of a turn; return what follows the turn as tokens, or None after the final answer."""
     calls = parse_tool_calls(chat.decode(sample.tokens))
-    results = [sandbox.exec(call.command, timeout=config.tool_timeout) for call in calls]
-    shown = [observation(result, config.observation_chars) for result in results]
+    run = partial(sandbox.exec, timeout=config.tool_timeout)
+    shown = [call.error or observation(run(call.command), config.observation_chars) for call in calls]
     return chat.observations(shown, stopped=sample.stopped) if calls else None
 
 
 after = act(sample)
-print(chat.tokenizer.decode(sample.tokens + after))
+print(chat.tokenizer.decode(sample.tokens + (after or [])))
 
 # %% [markdown]
 # ## 4. Until the answer
