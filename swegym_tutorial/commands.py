@@ -59,9 +59,9 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _show_episode(folder: Path, name: str, console: Any) -> int:
-    from .episode_page import find_decoder, load_page, read_config
-    from .episodes import EpisodeList
-    from .viewer_text import episode_text
+    from .viewer.episodes import EpisodeList
+    from .viewer.page import find_decoder, load_page, read_config
+    from .viewer.text import episode_text
 
     episodes, config = EpisodeList(folder), read_config(folder)
     try:

@@ -28,16 +28,16 @@ from swegym_tutorial.attempt_json import (
 )
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.cli import main
-from swegym_tutorial.episode_page import EpisodePage, decoder, find_decoder
-from swegym_tutorial.episode_parts import fair_share, pieces, segments, turn_parts
-from swegym_tutorial.episodes import EpisodeList
 from swegym_tutorial.events import RunFolder, dumps, read_episode
 from swegym_tutorial.grading import Outcome, Verdict
 from swegym_tutorial.rollout import Ending, Rollout, Turn
 from swegym_tutorial.sandbox import CommandResult
-from swegym_tutorial.viewer_chooser import MOST, Chooser
-from swegym_tutorial.viewer_html import episode_html
-from swegym_tutorial.viewer_style import BAD, GOOD, MINUS, NEITHER, PLUS, SHADES
+from swegym_tutorial.viewer.chooser import MOST, Chooser
+from swegym_tutorial.viewer.episodes import EpisodeList
+from swegym_tutorial.viewer.html_page import episode_html
+from swegym_tutorial.viewer.page import EpisodePage, decoder, find_decoder
+from swegym_tutorial.viewer.parts import fair_share, pieces, segments, turn_parts
+from swegym_tutorial.viewer.style import BAD, GOOD, MINUS, NEITHER, PLUS, SHADES
 
 TASK = load_tasks()[0]
 TOKENIZER = Tokenizer.from_file(str(POLICY / "tokenizer.json"))

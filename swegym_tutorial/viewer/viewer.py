@@ -10,11 +10,11 @@ import os
 import threading
 from typing import Any
 
-from .episode_page import Decode, EpisodePage, find_decoder, load_page, read_config
+from ..outputs import Output, in_notebook
 from .episodes import EpisodeList
-from .outputs import Output, in_notebook
-from .viewer_html import episode_html
-from .viewer_text import episode_text
+from .html_page import episode_html
+from .page import Decode, EpisodePage, find_decoder, load_page, read_config
+from .text import episode_text
 
 SHOWN_NAMES = 20  # of a list in text
 
@@ -127,7 +127,7 @@ class EpisodeViewer:
     def _add_chooser(self, name: str | None) -> None:
         """Without ipywidgets, or with one that doesn't fit the kernel, a list in text says what serves instead."""
         try:
-            from .viewer_chooser import Chooser
+            from .chooser import Chooser
 
             self._row = Chooser(self._episodes, name, self.show, self.refresh)
             self._choice.put_widget(self._row.widget)

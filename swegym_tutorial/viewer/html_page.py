@@ -9,8 +9,9 @@ from __future__ import annotations
 import html
 import math
 
-from .episode_page import Decode, EpisodePage
-from .episode_parts import (
+from ..rollout import Ending, Rollout, Turn
+from .page import Decode, EpisodePage
+from .parts import (
     Cut,
     ResultRow,
     Segment,
@@ -31,8 +32,7 @@ from .episode_parts import (
     verdict_words,
     visible,
 )
-from .rollout import Ending, Rollout, Turn
-from .viewer_style import BAD, GOOD, MINUS, NEITHER, PLUS, ROOT, SAMPLED, SHADES, style
+from .style import BAD, GOOD, MINUS, NEITHER, PLUS, ROOT, SAMPLED, SHADES, style
 
 PAGE = 120_000  # characters of a page's turns, of which each text has its share
 LONGEST, SHORTEST = 6000, 600  # characters of one text that are shown at most, and at least

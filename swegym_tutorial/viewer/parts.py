@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from .episode_page import Decode, EpisodePage
-from .lines import duration
-from .rollout import Ending, Rollout, Turn
-from .sandbox import CommandResult
-from .tools import parse_tool_calls
+from ..lines import duration
+from ..rollout import Ending, Rollout, Turn
+from ..sandbox import CommandResult
+from ..tools import parse_tool_calls
+from .page import Decode, EpisodePage
 
 ENDINGS = {
     Ending.FINAL: "ended with an answer",

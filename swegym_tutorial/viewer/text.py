@@ -8,8 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from .episode_page import Decode, EpisodePage
-from .episode_parts import (
+from ..rollout import Turn
+from .page import Decode, EpisodePage
+from .parts import (
     count,
     cut,
     exit_words,
@@ -22,7 +23,6 @@ from .episode_parts import (
     verdict_words,
     visible,
 )
-from .rollout import Turn
 
 WIDTH = 100  # characters that words are wrapped at
 LONGEST = 2000  # characters of one text

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .events import EventReader, RunFolder
-from .summary import ADD_NOTHING, job_order
+from ..events import EventReader, RunFolder
+from ..summary import ADD_NOTHING, job_order
 
 _FOLDER = re.compile(r"g(\d+)-a(\d+)")
 TRAINING = "run-"  # a phase of the training begins so

@@ -13,16 +13,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .attempt_json import rollout_from_json, verdict_from_json
-from .bundled import POLICY
-from .config import TrainingConfig
-from .connect import RunError, saved_config
+from ..attempt_json import rollout_from_json, verdict_from_json
+from ..bundled import POLICY
+from ..config import TrainingConfig
+from ..connect import RunError, saved_config
+from ..events import read_episode
+from ..rollout import Rollout
+from ..swegym_tasks import cached_path
+from ..tasks import Task, TaskError, load_tasks
+from ..verdicts import Verdict
 from .episodes import EpisodeList
-from .events import read_episode
-from .rollout import Rollout
-from .swegym_tasks import cached_path
-from .tasks import Task, TaskError, load_tasks
-from .verdicts import Verdict
 
 LONGEST_LOG = 2**20  # bytes of what the tests printed that are read
 Decode = Callable[[Sequence[int]], str]
