@@ -182,14 +182,12 @@ for t in np.flatnonzero(mask):
     bars.vlines(t, 1e-7, surprise[t], color="#D55E00" if chosen else "#56B4E9", lw=3)
     if surprise[t] > 2e-4:
         said = chat.tokenizer.decode([int(tokens[t])]).strip()
-        bars.text(t, 1.6 * surprise[t], said, ha="center", fontsize=10, family="monospace")
+        bars.text(t, 1.7 * surprise[t], said, ha="center", rotation=0 if chosen else 90)
 bars.set(yscale="log", ylim=(1e-7, 20), xlabel="position in the attempt, in tokens", ylabel="surprise")
 bars.set_yticks([1e-6, 1e-4, 1e-2, 1], ["a millionth", "1 in 10,000", "1 in 100", "1"])
 bars.minorticks_off()
-picture(
-    figure,
-    f"{len(tokens)} tokens, given and sampled in turn; {(surprise > 0.1).sum()} of the sampled stand out.",
-)
+choices = (surprise > 0.1).sum()
+picture(figure, f"{len(tokens)} tokens, given and sampled in turn; {choices} of the sampled stand out.")
 
 # %% [markdown]
 # **What you should see.** Two tokens or three stand out. There the model *chose*: to look instead of to guess, which change to make.
