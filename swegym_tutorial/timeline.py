@@ -28,7 +28,9 @@ LAST = 10  # steps that are shown of a longer run
 class Kind(StrEnum):
     """What a span is."""
 
-    ROLLOUT = "rollout"  # an attempt, from its start until it may be graded
+    ROLLOUT = (
+        "rollout"  # an attempt, from its start until it may be graded: what is no sampling is its sandbox's
+    )
     SAMPLING = "sampling"  # a part of it: the policy writes a turn
     TOOLS = "tools"  # a part of it: a command runs in the sandbox
     GRADING = "grading"  # of an attempt, in a fresh sandbox

@@ -83,7 +83,7 @@ def _key(timeline: Timeline) -> str:
         colour = "policy version"
     else:
         colour = f"client, {timeline.jobs[0].removeprefix('train-')} on top"
-    commands = "pale: commands; " if as_bars(timeline, Kind.ROLLOUT) else ""
+    commands = "pale: sandbox; " if as_bars(timeline, Kind.ROLLOUT) else ""
     return f"colour: {colour}; {commands}grey: dropped groups; number: step; black: publishing"
 
 

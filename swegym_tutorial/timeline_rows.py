@@ -79,20 +79,22 @@ def draw_row(axes: Axes, timeline: Timeline, kind: Kind) -> None:
 
 
 def _draw_bars(axes: Axes, timeline: Timeline, kind: Kind) -> None:
+    """Draw each span as a bar; an attempt's is pale where it isn't sampling."""
     from matplotlib.collections import PolyCollection
 
     spans, places, count = _job_lanes(timeline, kind)
     color = span_colors(timeline)
-    lane_of = {(s.job, s.name, s.start): lane for s, lane in zip(spans, places, strict=True)}
     boxes = [(s.start, s.end, lane) for s, lane in zip(spans, places, strict=True)]
     colors: list[Any] = [DROPPED if _dropped(s) else color(s) for s in spans]
     if kind is Kind.ROLLOUT:
+        colors = [pale(each) for each in colors]
+        lane_of = {(s.job, s.name, s.start): lane for s, lane in zip(spans, places, strict=True)}
         starts = sorted(lane_of)
-        for tool in timeline.of(Kind.TOOLS):
-            lane = _lane_at(starts, lane_of, tool)
+        for part in timeline.of(Kind.SAMPLING):
+            lane = _lane_at(starts, lane_of, part)
             if lane is not None:
-                boxes.append((tool.start, tool.end, lane))
-                colors.append(pale(DROPPED) if _dropped(tool) else pale(color(tool)))
+                boxes.append((part.start, part.end, lane))
+                colors.append(DROPPED if _dropped(part) else color(part))
     corners = [[(a, n + 0.08), (b, n + 0.08), (b, n + 0.92), (a, n + 0.92)] for a, b, n in boxes]
     axes.add_collection(PolyCollection(corners, facecolors=colors, edgecolors="none"))
     axes.set_ylim(max(count, 1), 0)

@@ -34,6 +34,7 @@ from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.selection import held_out_tasks
 from swegym_tutorial.tasks import BUNDLED, load_tasks
 from swegym_tutorial.terminal import summarise
+from swegym_tutorial.timeline import Kind, read_spans
 from swegym_tutorial.trials import evaluate_policy
 
 ROOT = Path(__file__).parent.parent
@@ -195,6 +196,18 @@ def test_two_clients_train_side_by_side_with_a_kl_term(tmp_path):
     summary = summarise(tmp_path / "two")
     assert sorted(summary.steps) == ["train-job0", "train-job1"]
     assert (tmp_path / "two" / "train-job1-checkpoint.json").exists()
+    read = read_spans(tmp_path / "two")
+    assert set(summary.steps) == {span.job for span in read.of(Kind.PUBLISHING)}
+    kept = sum(step.groups["kept"] for steps in summary.steps.values() for step in steps)
+    assert len(read.of(Kind.REFERENCE)) == kept and all(s.fate == "kept" for s in read.of(Kind.REFERENCE))
+    assert summary.graded <= len(read.of(Kind.GRADING)) <= len(read.of(Kind.ROLLOUT))
+    for job, (step,) in summary.steps.items():
+        mine = [span for span in read.of(Kind.TRAINING) if span.job == job]
+        trained = max(span.end for span in mine) - min(span.start for span in mine)
+        assert 0 < trained < step.batch_seconds and all(span.step == 1 and span.ended for span in mine)
+        sampling = sum(span.seconds for span in read.of(Kind.SAMPLING) if span.job == job and span.fate)
+        assert sampling == pytest.approx(step.work_seconds["sampling"], rel=0.02, abs=0.2)
+    assert summary.tokens > 0 and summary.sandboxes.total() == 0 and 0 < read.idle_share < 1
 
 
 def test_a_used_folder_is_refused(tmp_path):

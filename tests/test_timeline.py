@@ -389,7 +389,7 @@ def test_bars_stand_where_the_spans_are_and_grey_is_what_was_dropped(runs: dict[
     (bars,) = drawn(read).axes[0].collections
     spans = read.of(Kind.ROLLOUT)
     boxes = [path.get_extents() for path in bars.get_paths()]
-    assert len(boxes) == len(spans) + len(read.of(Kind.TOOLS))
+    assert len(boxes) == len(spans) + len(read.of(Kind.SAMPLING))
     np.testing.assert_allclose([(b.x0, b.x1) for b in boxes[: len(spans)]], [(s.start, s.end) for s in spans])
     colors = [tuple(color) for color in bars.get_facecolors()]
     by_color: dict[Any, set[Any]] = {}
