@@ -215,7 +215,8 @@ class WatchedSandbox:
 
 
 # %% [markdown]
-# Tried by hand: we open the first task in it, look around, and run the tests that the agent can see.
+# Tried by hand: we open the first task in it, look around, and run the tests that the agent can see. (What a notebook opens and doesn't
+# close ends with its kernel.)
 
 # %%
 watched = Watched(sandboxes, fault_every=13)
@@ -470,4 +471,3 @@ def is_a_valid_task(answer):
 
 
 check(answer, is_a_valid_task)
-sandboxes.close()
