@@ -16,7 +16,7 @@
 # | **Time** | About 20 minutes to read; the cells run in one to two minutes. |
 # | **Cost** | None as it stands: no account, no GPU, no network. With `REAL = True` your own server and account are used, and billed. |
 #
-# ## From a laptop to eight GPUs
+# ## From a laptop to many GPUs
 #
 # So far the model had half a million parameters and everything ran here. The published run trains a model of 9
 # billion on real issues, in three places: a *training server* with the GPUs, which both samples and trains;
@@ -346,7 +346,7 @@ print("and to go on with it:  swegym-tutorial train --resume --output", folder)
 #
 # ```bash
 # modal run --detach -m swegym_tutorial.modal_app::full --name full --clients 8 --steps 100 --hours 23
-# modal volume get swegym-tutorial-runs full runs/     # a copy, at any time, for `show` and the dashboard
+# modal volume get swegym-tutorial-runs full runs/     # a copy, at any time
 # ```
 #
 # There the key lies in a Modal secret that only the driver's container gets; the sandboxes are opened with that
@@ -356,7 +356,7 @@ print("and to go on with it:  swegym-tutorial train --resume --output", folder)
 #
 # - The full run is the same code with other numbers; one word, and two variables of the environment, lead to it.
 # - Doctor and preflight try everything before anything is paid for.
-# - Clients share the frozen model and the trainer, and nothing else. Their number fills the trainer's waiting.
+# - Clients share the frozen model and the server's time; adapter, order of tasks and checkpoints are their own.
 # - What a run takes is a short formula of your own numbers. Measure them with one step of one client.
 #
 # Next: [08_make_it_yours](08_make_it_yours.ipynb) puts your own tasks, reward, sandbox and model into the same
