@@ -138,9 +138,13 @@ def wanted_groups(summary: RunSummary, job: str) -> int:
     return summary.batch_groups or (steps[-1].groups.get("kept", 0) if steps else 0)
 
 
+def attempts_graded(count: int) -> str:
+    return f"{count} attempt{'' if count == 1 else 's'} graded"
+
+
 def _graded(filling: Filling) -> str:
     """Say how attempts came out, and where none was resolved, what became of most."""
-    told = f"{filling.attempts} attempts graded, {filling.resolved} resolved"
+    told = f"{attempts_graded(filling.attempts)}, {filling.resolved} resolved"
     if filling.attempts and not filling.resolved:
         outcome, count = filling.outcomes.most_common(1)[0]
         told += f" ({count} {outcome})"
@@ -153,7 +157,7 @@ def clients_line(summary: RunSummary) -> str:
     graded = sum(filling.attempts for filling in summary.filling.values())
     told = [f"{states.pop('running', 0)} of {len(summary.jobs)} clients in training"]
     told += [f"{count} {name}" for name, count in states.items()]
-    return ", ".join([*told, f"{graded} attempts graded for the next batches"])
+    return ", ".join([*told, f"{attempts_graded(graded)} for the next batches"])
 
 
 def client_state(summary: RunSummary, job: str, now: float | None = None) -> str:

@@ -19,8 +19,8 @@ from swegym_tutorial import timeline_log
 from swegym_tutorial.events import RunFolder
 from swegym_tutorial.plots import DPI, picture
 from swegym_tutorial.timeline import BUSY, Kind, Span, Timeline, read_spans, timeline, total, union
-from swegym_tutorial.timeline_figure import timeline_figure, timeline_words
-from swegym_tutorial.timeline_rows import BINS, as_bars, in_flight, lanes
+from swegym_tutorial.timeline.figure import timeline_figure, timeline_words
+from swegym_tutorial.timeline.rows import BINS, as_bars, in_flight, lanes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -28,7 +28,7 @@ from swegym_tutorial.events import EventReader, dumps
 from swegym_tutorial.plots import picture, reward_time_figure
 from swegym_tutorial.summary import ADD_NOTHING, RunSummary
 from swegym_tutorial.timeline import read_spans
-from swegym_tutorial.timeline_figure import timeline_figure, timeline_words
+from swegym_tutorial.timeline.figure import timeline_figure, timeline_words
 from swegym_tutorial.words import alt_text, summary_table
 
 NEW, REFRESHES, STEPS = 1000, 20, 100_000

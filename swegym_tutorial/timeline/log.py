@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .events import RunFolder
+from ..events import RunFolder
 
 Key = tuple[str, int, int]  # job, group, attempt
 NEAR = 2**18  # bytes of a log that are read in vain at most

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plots import GREY, RULE
-from .timeline import Kind, Span, Timeline
+from ..plots import GREY, RULE
+from .spans import Kind, Span, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .events import scan
-from .summary import job_order
-from .timeline_log import Raw, read_log
-
-if TYPE_CHECKING:
-    from .plots import Picture
+from ..events import scan
+from ..summary import job_order
+from .log import Raw, read_log
 
 LAST = 10  # steps that are shown of a longer run
 
@@ -134,21 +130,6 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def total(intervals: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in intervals)
-
-
-def timeline(
-    folder: str | os.PathLike[str],
-    job: str | None = None,
-    first: int | None = None,
-    last: int | None = None,
-) -> Picture:
-    """Draw what went on at the same time in a run; arguments and errors as of `read_spans`."""
-    from .plots import drawing, picture
-    from .timeline_figure import timeline_figure, timeline_words
-
-    read = read_spans(folder, job, first, last)
-    with drawing:
-        return picture(timeline_figure(read), timeline_words(read))
 
 
 def read_spans(

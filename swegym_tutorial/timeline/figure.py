@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .lines import duration
-from .plots import DPI, GREY, INK, RULE
-from .timeline import BUSY, Kind, Span, Timeline, union
-from .timeline_rows import COLORS, DARK, VERSIONS, as_bars, draw_row, row_height, span_colors
+from ..lines import duration
+from ..plots import DPI, GREY, INK, RULE
+from .rows import COLORS, DARK, VERSIONS, as_bars, draw_row, row_height, span_colors
+from .spans import BUSY, Kind, Span, Timeline, union
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
