@@ -351,11 +351,11 @@ def test_how_far_a_batch_is_filled() -> None:
             *[{"event": "group", "job": JOB, "fate": fate} for fate in ("kept", "kept", "uniform")],
         ]
     )
-    told = f"{JOB} batch 1 of 3: 2 of 8 groups kept, 1 uniform, 1 attempts graded, 1 resolved"
+    told = f"{JOB} batch 1 of 3: 2 of 8 groups kept, 1 uniform, 1 attempt graded, 1 resolved"
     assert progress_line(summary) == dict(summary_table(summary))["status"] == told
     summary.update([{"event": "training_start", "job": JOB, "step": 0}])
     assert (
-        progress_line(summary) == f"{JOB} batch 1 of 3: training on 2 groups; 1 attempts graded, 1 resolved"
+        progress_line(summary) == f"{JOB} batch 1 of 3: training on 2 groups; 1 attempt graded, 1 resolved"
     )
 
 

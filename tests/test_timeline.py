@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import BEGAN, write_concurrent_run, write_run
 
-from swegym_tutorial import timeline_log
 from swegym_tutorial.events import RunFolder
 from swegym_tutorial.plots import DPI, picture
 from swegym_tutorial.timeline import BUSY, Kind, Span, Timeline, read_spans, timeline, total, union
+from swegym_tutorial.timeline import log as timeline_log
 from swegym_tutorial.timeline.figure import timeline_figure, timeline_words
 from swegym_tutorial.timeline.rows import BINS, as_bars, in_flight, lanes
 
