@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0  # seconds for whatever a slow machine may take long for
 ENDING = 60.0  # seconds in which a kernel and its run must be gone
 SERVER_ENDING = 3.0  # seconds for the server itself, which may hang when it has nothing left to do
+AS_SAVED = "as_saved"  # the folder of copies that no test changes
 MARK = "SWEGYM_TUTORIAL_BROWSER_TEST"  # in the environment of all processes of one Lab, which are found by it
 SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -40,7 +42,8 @@ class Lab:
         self.url = ""
         self._runtime = temp / "runtime"
         self.temp.mkdir()
-        shutil.copytree(ROOT / "notebooks", self.notebooks, ignore=shutil.ignore_patterns("runs", ".*"))
+        for folder in (self.notebooks, self.notebooks / AS_SAVED):
+            shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("runs", ".*"))
         for name, settings in SETTINGS.items():
             path = temp / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +119,9 @@ class Lab:
         """Shut the kernels down, then the server; returns what their runs left behind, which is killed then."""
         server = self._process.pid
         with contextlib.suppress(OSError, ValueError):
-            for kernel in json.loads(self._ask("GET", "/api/kernels")):
-                self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+            kernels = [kernel["id"] for kernel in json.loads(self._ask("GET", "/api/kernels"))]
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda kernel: self._ask("DELETE", f"/api/kernels/{kernel}"), kernels))
         left = self._wait_for_end(except_for=server)
         with contextlib.suppress(OSError):
             self._ask("POST", "/api/shutdown")

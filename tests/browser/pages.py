@@ -96,16 +96,22 @@ class NotebookPage:
     def use_theme(self, kind: str) -> None:
         self.menu("Settings", "Theme", THEMES[kind])
         self.page.locator(f"body[data-jp-theme-name='{THEMES[kind]}']").wait_for(state="attached")
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def save_pictures(self, folder: Path, name: str, cell: Locator | None = None) -> None:
         """Save the whole notebook, or one cell, as it looks in a light and in a dark theme."""
-        script = f"document.querySelector('{OPEN} .jp-WindowedPanel-outer').scrollHeight"
-        height = min(TALLEST, HEIGHT + int(self.page.evaluate(script)))
-        self.page.set_viewport_size({"width": WIDTH, "height": height})
+        self._make_room()
         for kind in ("dark", "light"):
             self.use_theme(kind)
             (self.page if cell is None else cell).screenshot(path=folder / f"{name}-{kind}.png")
         self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+
+    def _make_room(self) -> None:
+        """Make the window as high as the notebook, whose cells take their true heights only when they come into view."""
+        panel, height = self.page.locator(f"{OPEN} .jp-WindowedPanel-outer"), HEIGHT
+        while height < TALLEST and (hidden := panel.evaluate("e => e.scrollHeight - e.clientHeight")) > 0:
+            height = min(TALLEST, height + hidden)
+            self.page.set_viewport_size({"width": WIDTH, "height": height})
 
 
 def launch(playwright: Playwright, program: str) -> Browser:
