@@ -3,6 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SEED ?= 0
+WORKERS ?= 3
 OUT ?= runs/demo
 SDKS := 0.24.1 0.38.0
 MODALS := 1.5.5
@@ -19,11 +20,11 @@ demo: $(READY)  ## train on this machine, offline, into OUT=runs/demo with SEED=
 	@if [ -e "$(OUT)" ]; then aside="$(OUT)-$$(date +%Y%m%d-%H%M%S)"; mv "$(OUT)" "$$aside"; echo "the earlier run is now in $$aside"; fi
 	@.venv/bin/swegym-tutorial train --preset laptop --evaluate --seed $(SEED) --output "$(OUT)"
 
-test: lint  ## everything that CI runs with one release of the SDK
-	.venv/bin/python -m pytest
+test: lint  ## everything that CI runs with one release of the SDK, WORKERS files beside each other
+	.venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder
 
 quick: $(READY)  ## the fast tests
-	.venv/bin/python -m pytest -q -m "not slow and not sdks"
+	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow and not sdks"
 
 lint: $(READY)
 	.venv/bin/ruff check .
