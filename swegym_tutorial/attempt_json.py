@@ -96,13 +96,15 @@ def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
 
 def verdict_from_json(saved: Mapping[str, Any], log: str = "") -> Verdict:
     """Return a recorded verdict; log: what the tests printed. Raises as rollout_from_json does."""
-    plain = saved.get("plain")
+    plain, outcome = saved.get("plain"), Outcome(saved["outcome"])
+    reward = float(saved.get("reward", outcome is Outcome.RESOLVED))
     return Verdict(
-        outcome=Outcome(saved["outcome"]),
+        outcome=outcome,
         tests={str(test): str(status) for test, status in saved["tests"].items()},
         detail=str(saved["detail"]),
         log=log,
         seconds=float(saved["seconds"]),
         shared=bool(saved["shared"]),
         plain=None if plain is None else Outcome(plain),
+        own_reward=None if reward == (outcome is Outcome.RESOLVED) else reward,
     )

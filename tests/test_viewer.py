@@ -227,7 +227,18 @@ def test_an_attempt_and_a_verdict_are_read_as_they_were_written() -> None:
     verdict = replace(
         FIXED, outcome=Outcome.TAMPERED, detail="x", log="l", shared=True, plain=Outcome.RESOLVED
     )
-    assert verdict_from_json(json.loads(dumps(verdict_to_json(verdict))), "l") == verdict
+    for each in (verdict, replace(verdict, own_reward=0.25)):
+        assert verdict_from_json(json.loads(dumps(verdict_to_json(each))), "l") == each
+
+
+def test_an_own_reward_is_told_and_is_not_taken_for_resolved(writer: Writer) -> None:
+    half = Verdict(Outcome.UNRESOLVED, {}, own_reward=0.5)
+    writer.save(0, 0, rollout(turn("Done.")), half)
+    writer.log(0, 0, 0.5, "unresolved")
+    viewer = EpisodeViewer(writer.folder.path)
+    assert "unresolved, reward 0.5" in viewer.html and "unresolved, reward 0.5" in str(viewer)
+    ended = EpisodeList(writer.folder.path).ended("g000000-a0")
+    assert ended is not None and ended.kind == "not resolved"
 
 
 # -- Pages -----------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Ended(NamedTuple):
         """resolved, not resolved, or lost."""
         if self.reward is None:
             return "lost"
-        return "resolved" if self.reward else "not resolved"
+        return "resolved" if self.outcome == "resolved" else "not resolved"
 
 
 class EpisodeList:

@@ -15,6 +15,7 @@ from ..lines import duration
 from ..rollout import Ending, Rollout, Turn
 from ..sandbox import CommandResult
 from ..tools import parse_tool_calls
+from ..verdicts import Outcome
 from .page import Decode, EpisodePage
 
 ENDINGS = {
@@ -111,8 +112,8 @@ def exit_words(result: CommandResult) -> str:
 
 def verdict_words(page: EpisodePage) -> str:
     """Say in short what the attempt was worth."""
-    if page.verdict is not None:
-        return f"{page.verdict.outcome.replace('_', ' ')}, reward {float(page.verdict.outcome == 'resolved'):.0f}"
+    if page.verdict is not None and page.verdict.outcome is not Outcome.INFRASTRUCTURE:
+        return f"{page.verdict.outcome.replace('_', ' ')}, reward {page.verdict.reward:.3g}"
     if page.outcome == "infrastructure":
         return "infrastructure fault, no reward"
     if page.outcome:
