@@ -39,7 +39,7 @@ import os
 
 QUICK = os.environ.get("SWEGYM_TUTORIAL_QUICK") == "1"
 STEPS = 2 if QUICK else 4  # batches of each run
-GROUPS = 4 if QUICK else 8  # groups a batch
+GROUPS = 3 if QUICK else 8  # groups a batch
 SEED = 0  # another seed, another order of tasks and other draws
 
 # %% [markdown]
@@ -93,9 +93,10 @@ busy = {"synchronous": psutil.cpu_percent()}
 timeline(folder / "synchronous")
 
 # %% [markdown]
-# Read it from left to right. Each bar on top is an attempt, in the colour of its policy. When the last one of a
-# batch is graded, the trainer gets its turn; the black end of its bar is the publication. Then all begins anew, in
-# the next colour: no colour ever reaches over a dashed line. The hatched part is the trainer's waiting.
+# Read it from left to right. Each bar on top is an attempt, in the colour of its policy: dark while the model writes,
+# pale while its sandbox works. When the last attempt of a batch is graded, the trainer gets its turn; the black end of
+# its bar is the publication. Then all begins anew, in the next colour: no colour ever reaches over a dashed line. The
+# hatched part is the trainer's waiting.
 #
 # ## 3. Side by side
 #
@@ -153,11 +154,11 @@ print(f"\nasynchronous / synchronous: {seconds['asynchronous'] / seconds['synchr
 
 
 # %% [markdown]
-# The last number differs from run to run, and it is never very small; with other programs at work on the machine it can
-# even come out above 1. The last column says why. Here one pair of cores does everything: it samples tokens, runs the
-# shells and the tests, and computes gradients. What is done *beside* training takes its time from training. Asynchrony
-# fills waiting, and cores that are busy have none to fill: the less busy they were in the first row, the more there was
-# to gain.
+# Do not read much into the last number. It differs from run to run, and what was saved with this notebook was measured
+# with other programs at work, more beside one run than beside the other. On two cores it can't be far below 1, and the
+# last column says why. Here one pair of cores does everything: it samples tokens, runs the shells and the tests, and
+# computes gradients. What is done *beside* training takes its time from training. Asynchrony fills waiting, and cores
+# that are busy have none to fill: the less busy they were in the first row, the more there was to gain.
 #
 # In a full run the trainer, the samplers and the sandboxes are different machines. Then a second of waiting is a
 # second lost, and nothing is slowed down by being beside something else.
