@@ -62,8 +62,7 @@ class TrainingJob:
     ) -> None:
         """halt: ends all that the job does; client and samplers wait on it too. missing: ids of tasks that cannot be
         opened now. from_step: go on from the checkpoint after so many steps, and not from the last one."""
-        self.index = index
-        self.name = f"train-job{index}"
+        self.index, self.name = index, f"train-job{index}"
         self._config = config
         self._tasks = tasks
         self._service = service

@@ -10,7 +10,7 @@ from typing import Any
 
 from .checkpoints import CheckpointError, all_checkpoints, read_checkpoint, told_steps
 from .config import TrainingConfig
-from .connect import RunError
+from .connect import RunError, anywhere, changed_settings, check_same, saved_config
 from .events import RunFolder, mark_unfinished, scan
 from .sandbox.leftovers import reap_runs
 
@@ -25,6 +25,16 @@ def begin_log(folder: RunFolder, *, resumed: bool, **run: Any) -> None:
 def measured_before(folder: RunFolder) -> bool:
     """Whether an earlier part has measured the base policy."""
     return any(event.get("label") == "before" for event in scan(folder.events, ("evaluation",)))
+
+
+def check_settings(folder: RunFolder, config: TrainingConfig) -> dict[str, list[Any]]:
+    """Return the settings that differ from the earlier parts', as name -> [old, new].
+
+    Raises RunError where one has changed that must stay the same.
+    """
+    saved = anywhere(saved_config(folder.path))
+    check_same(saved, config)
+    return changed_settings(saved, config)
 
 
 def check_step(folder: RunFolder, config: TrainingConfig, step: int) -> None:

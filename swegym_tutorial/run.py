@@ -29,13 +29,10 @@ from .config import TrainingConfig
 from .connect import (
     RunError,
     anywhere,
-    changed_settings,
-    check_same,
     connect,
     first_client,
     model_folder,
     raise_file_limit,
-    saved_config,
     server_from_environment,
 )
 from .evaluate import Evaluation, evaluate
@@ -44,7 +41,7 @@ from .grading import check_graders, name_of
 from .halt import Halt, Stopped
 from .job import TrainingJob
 from .preflight import check_training
-from .resuming import begin_log, check_step, measured_before, reap_dead
+from .resuming import begin_log, check_settings, check_step, measured_before, reap_dead
 from .sampler import PolicySampler
 from .selection import Selection, held_out_tasks
 from .tasks import Task, load_tasks
@@ -91,15 +88,11 @@ class TrainingRun:
         self.evaluations: list[Evaluation] = []
         self.left: str | None = None  # what could not be ended, in words
         self._resumed = self.folder.used()
-        self._changed: dict[str, list[object]] = {}
         if self._resumed and not resume:
             raise RunError(
                 f"{self.folder.path} holds an earlier run: resume it (--resume), or name another output folder"
             )
-        if self._resumed:
-            saved = anywhere(saved_config(self.folder.path))
-            check_same(saved, config)
-            self._changed = changed_settings(saved, config)
+        self._changed = check_settings(self.folder, config) if self._resumed else {}
         self._from_step = from_step
         if from_step is not None:
             check_step(self.folder, config, from_step)
