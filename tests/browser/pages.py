@@ -16,6 +16,12 @@ TALLEST = 16_000  # pixels of a picture of a whole notebook
 LAB_ALONE = "http://127.0.0.1"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 OPEN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+# Scrolls to the top, and returns how many pixels of the cells lie below the window's lower edge then.
+HIDDEN = """panel => {
+    panel.scrollTop = 0;
+    const bottom = [...panel.querySelectorAll(".jp-Cell")].at(-1).getBoundingClientRect().bottom;
+    return Math.ceil(bottom - panel.getBoundingClientRect().bottom);
+}"""
 ERRORS = ("application/vnd.jupyter.error", "application/vnd.jupyter.stderr")
 
 
@@ -109,9 +115,14 @@ class NotebookPage:
     def _make_room(self) -> None:
         """Make the window as high as the notebook, whose cells take their true heights only when they come into view."""
         panel, height = self.page.locator(f"{OPEN} .jp-WindowedPanel-outer"), HEIGHT
-        while height < TALLEST and (hidden := panel.evaluate("e => e.scrollHeight - e.clientHeight")) > 0:
+        around = panel.evaluate("panel => innerHeight - panel.clientHeight")
+        while height < TALLEST and (hidden := int(panel.evaluate(HIDDEN))) > 0:
             height = min(TALLEST, height + hidden)
             self.page.set_viewport_size({"width": WIDTH, "height": height})
+            room = height - around
+            wait_until(
+                lambda room=room: panel.evaluate("panel => panel.clientHeight") >= room, "there is room"
+            )  # type: ignore[misc]
 
 
 def launch(playwright: Playwright, program: str) -> Browser:
