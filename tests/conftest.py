@@ -25,7 +25,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests that run beside each other (`-n`): those of a file follow one another in one process, and so do those of all
 # files that need the container engine. The longest begin first, so that none is left alone at the end.
-LONGEST = ("containers", "tests/test_notebooks.py", "tests/test_run.py", "tests/test_chaos.py")
+LONGEST = (
+    "containers",
+    "tests/test_notebooks.py",
+    "tests/browser/test_notebooks_in_a_browser.py",
+    "tests/test_run.py",
+    "tests/test_chaos.py",
+)
 
 
 def group_of(nodeid: str) -> str:
