@@ -43,6 +43,7 @@ GIVEN = 700  # characters of given tokens between two turns
 COLOURED = 1000  # sampled tokens of a page that are coloured one by one
 SEGMENTS = 120  # stretches of sampled and of given tokens
 TESTS = 60  # rows
+LEFT = ' style="text-align:left"'  # a place that drops our rules may have its own
 CUT_OFF = (Ending.CONTEXT_LIMIT, Ending.GENERATION_LIMIT)  # the last turn may have no end
 BORDERS = (0.9, 0.5, 0.1, 0.01)  # probabilities where the next shade begins
 
@@ -246,11 +247,12 @@ def _table(rows: list[ResultRow]) -> str:
     if not rows:
         return ""
     lines = "".join(
-        f"<tr><td>{'✓' if row.passed else '✗' if row.status != 'no result' else '–'} {_quoted(row.status)}</td>"
-        f"<td><code>{html.escape(row.name)}</code></td><td>{row.kind}</td></tr>"
+        f"<tr><td{LEFT}>{'✓' if row.passed else '✗' if row.status != 'no result' else '–'} {_quoted(row.status)}</td>"
+        f"<td{LEFT}><code>{html.escape(row.name)}</code></td><td{LEFT}>{row.kind}</td></tr>"
         for row in rows
     )
-    return f'<table><tr><th scope="col">result</th><th scope="col">test</th><th scope="col">kind</th></tr>{lines}</table>'
+    heads = "".join(f'<th scope="col"{LEFT}>{name}</th>' for name in ("result", "test", "kind"))
+    return f"<table><tr>{heads}</tr>{lines}</table>"
 
 
 def _tokens(rollout: Rollout, decode: Decode | None, why_not: str, whole: bool) -> str:
