@@ -155,10 +155,10 @@ print(f"\nasynchronous / synchronous: {seconds['asynchronous'] / seconds['synchr
 
 # %% [markdown]
 # Do not read much into the last number. It differs from run to run, and what was saved with this notebook was measured
-# with other programs at work, more beside one run than beside the other. On two cores it can't be far below 1, and the
-# last column says why. Here one pair of cores does everything: it samples tokens, runs the shells and the tests, and
-# computes gradients. What is done *beside* training takes its time from training. Asynchrony fills waiting, and cores
-# that are busy have none to fill: the less busy they were in the first row, the more there was to gain.
+# with other programs at work, not equally many beside both runs. On a quiet machine of two cores little is to be
+# expected, because one pair of cores does everything: it samples tokens, runs the shells and the tests, and computes
+# gradients. What is done *beside* training takes its time from training. Asynchrony fills waiting, and cores that are
+# busy have none to fill. The last column tells how busy they were: the less in the first row, the more there was to gain.
 #
 # In a full run the trainer, the samplers and the sandboxes are different machines. Then a second of waiting is a
 # second lost, and nothing is slowed down by being beside something else.
