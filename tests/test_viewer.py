@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -494,6 +495,81 @@ def test_what_is_lost_or_deleted_is_told_from_the_log(writer: Writer) -> None:
     )
     viewer.show("g000000-a3")
     assert "while grading" in viewer.html and "Turn 1" in viewer.html and "not graded" not in viewer.html
+
+
+# -- Names that change while a run is live ---------------------------------------------------------
+
+
+def first_and_other(writer: Writer, one: tuple[str, str], other: tuple[str, str]) -> EpisodeViewer:
+    """Show an attempt, then record another one of the same numbers, told from the first by its instance."""
+    writer.save(0, 0, replace(rollout(), task_id="the__first-1"), phase=one[0], job=one[1])
+    viewer = EpisodeViewer(writer.folder.path)
+    viewer._row = Chooser(viewer._episodes, viewer.name, viewer.show, viewer.refresh)
+    assert viewer._page is not None and viewer._page.instance_id == "the__first-1"
+    writer.save(0, 0, replace(rollout(), task_id="the__other-2"), phase=other[0], job=other[1])
+    return viewer
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        (("run-1", "train-job1"), ("run-1", "train-job0"), "train-job1/g000000-a0"),
+        (("run-1", "train-job0"), ("run-2", "train-job0"), "run-1/g000000-a0"),
+        (
+            ("evaluation-after", "train-job0"),
+            ("evaluation-after", "train-job1"),
+            "evaluation-after/train-job0/g000000-a0",
+        ),
+    ],
+    ids=["two clients", "resumed", "evaluations"],
+)
+def test_what_is_shown_stays_when_its_name_becomes_longer(
+    writer: Writer, one: tuple[str, str], other: tuple[str, str], name: str
+) -> None:
+    def check(viewer: EpisodeViewer) -> None:
+        assert viewer._page is not None and viewer._page.instance_id == "the__first-1"
+        assert viewer.name == name and str(viewer).startswith(f"{name}  the__first-1")
+        assert viewer._row.list.value == name and viewer._place == (*one, "g000000-a0")
+        values = [value for _, value in viewer._row.list.options]
+        assert values == list(viewer.names) and len(values) == 2
+
+    viewer = first_and_other(writer, one, other)
+    viewer.refresh()
+    check(viewer)
+    viewer.show()
+    check(viewer)
+    viewer._row.next.click()
+    assert viewer._page is not None and viewer._page.instance_id == "the__other-2"
+    viewer._row.previous.click()
+    check(viewer)
+    viewer._row.renew.click()
+    check(viewer)
+    assert "the__first-1" in viewer.html and "the__other-2" not in viewer.html
+
+
+def test_a_name_that_is_not_found_leaves_the_new_names_of_the_rest_right(writer: Writer) -> None:
+    viewer = first_and_other(writer, ("run-1", "train-job1"), ("run-1", "train-job0"))
+    with pytest.raises(LookupError, match="no episode g000009-a0"):
+        viewer.show("g000009-a0")
+    assert viewer.name == viewer._row.list.value == "train-job1/g000000-a0"
+    viewer.show()
+    assert viewer._page is not None and viewer._page.instance_id == "the__first-1"
+
+
+def test_what_is_shown_is_kept_with_a_note_when_it_is_gone(writer: Writer) -> None:
+    path = writer.save(0, 0, verdict=None)
+    writer.save(1, 0, verdict=None)
+    viewer = EpisodeViewer(writer.folder.path)
+    viewer._row = Chooser(viewer._episodes, viewer.name, viewer.show, viewer.refresh)
+    writer.save(0, 0, phase="run-2")
+    shutil.rmtree(path)
+    for act in (viewer.refresh, viewer.show, viewer._row.renew.click):
+        act()
+        assert viewer.name == "run-1/train-job0/g000000-a0" and "Turn 1" in viewer.html
+        assert viewer.html.count("it is gone from the run") == 1 == str(viewer).count("it is gone from the")
+        assert viewer._row.list.value is None
+    viewer._row.next.click()
+    assert viewer.name == viewer._row.list.value == "g000001-a0" and "it is gone" not in viewer.html
 
 
 def cut_short(path: Path) -> None:

@@ -59,7 +59,7 @@ class EpisodeList:
     """The attempts of one run, as they were at the last `refresh`. Not thread-safe.
 
     A name is as short as it can be: g000003-a2 in the training of a single client, train-job1/g000003-a2 of several,
-    evaluation-before/g000003-a2 of an evaluation.
+    evaluation-before/g000003-a2 of an evaluation. So a name may be another's after a refresh: keep the place.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -74,6 +74,7 @@ class EpisodeList:
         )
         self._ended: dict[Place, Ended] = {}
         self._places: dict[str, Place] = {}  # name -> place, of all that are known
+        self._names: dict[Place, str] = {}  # the same, turned around
         self.names: tuple[str, ...] = ()  # those that can be looked at, in order
         self.refresh()
 
@@ -89,6 +90,7 @@ class EpisodeList:
         there = set(_recorded(self.folder / "episodes"))
         lost = {place for place, ended in self._ended.items() if ended.reward is None}
         self._places = _named(there | self._ended.keys())
+        self._names = {place: name for name, place in self._places.items()}
         self.names = tuple(name for name, place in self._places.items() if place in there or place in lost)
 
     def find(self, name: str) -> str:
@@ -123,6 +125,10 @@ class EpisodeList:
 
     def place(self, name: str) -> Place:
         return self._places[name]
+
+    def name_of(self, place: Place) -> str | None:
+        """Return an attempt's name, which may change at a refresh; None where nothing tells of it any more."""
+        return self._names.get(place)
 
     def path(self, name: str) -> Path:
         """Return the attempt's folder; there need not be one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..rollout import Rollout
 from ..swegym_tasks import cached_path
 from ..tasks import Task, TaskError, load_tasks
 from ..verdicts import Verdict
-from .episodes import EpisodeList
+from .episodes import EpisodeList, Place
 
 LONGEST_LOG = 2**20  # bytes of what the tests printed that are read
 Decode = Callable[[Sequence[int]], str]
@@ -67,6 +67,15 @@ def load_page(episodes: EpisodeList, name: str, config: TrainingConfig | None) -
         task=_task(config.tasks, instance_id) if config and instance_id else None,
         notes=tuple(notes),
     )
+
+
+def gone_page(page: EpisodePage, place: Place) -> EpisodePage:
+    """Return a page on an attempt that neither the log nor a recording tells of any more, as it was read last.
+
+    Its name says all of its place, as what it had may be the name of another now.
+    """
+    note = "it is gone from the run's folder since it was read: this is what was there"
+    return replace(page, name="/".join(place), notes=(*(n for n in page.notes if n != note), note))
 
 
 def _recorded(path: Path) -> tuple[Rollout | None, Verdict | None, list[str]]:

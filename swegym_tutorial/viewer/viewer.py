@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 from ..outputs import Output, in_notebook
-from .episodes import EpisodeList
+from .episodes import EpisodeList, Place
 from .html_page import episode_html
-from .page import Decode, EpisodePage, find_decoder, load_page, read_config
+from .page import Decode, EpisodePage, find_decoder, gone_page, load_page, read_config
 from .text import episode_text
 
 SHOWN_NAMES = 20  # of a list in text
@@ -27,7 +28,8 @@ class EpisodeViewer:
         viewer.refresh()                       # take in what a live run has recorded since
 
     Attempts are named as in `viewer.names`: g000003-a2 is attempt 2 of group 3, with the evaluation, the client or the
-    part of the run before it where there are several of that name. A saved notebook holds one HTML output.
+    part of the run before it where there are several of that name: what a live run records may make the name of what is
+    shown longer, and it stays what is shown. A saved notebook holds one HTML output.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class EpisodeViewer:
         self._decode: Decode | None
         self._decode, self._why_not = find_decoder(self._config, tokenizer)
         self._page: EpisodePage | None = None
+        self._place: Place | None = None  # of what is shown: its name may change while a run is live
         self._whole = False
         self._row: Any = None
         self._choice, self._output = Output(), Output()
@@ -98,28 +101,49 @@ class EpisodeViewer:
         whole: leave nothing out, however long it is. Raises LookupError that names near ones.
         """
         with self._lock:
-            wanted = self.name if name is None else name
-            if wanted is not None:
-                try:
-                    wanted = self._episodes.find(wanted)
-                except LookupError:
-                    self._episodes.refresh()  # a live run has more meanwhile
-                    wanted = self._episodes.find(wanted)
-            self._load(wanted, whole)
-            if self._row is not None:
-                self._row.follow(self.name)
+            if name is None:
+                self._load(self._shown(), whole)
+            else:
+                self._load(self._find(name), whole)
+            self._follow()
 
     def refresh(self) -> None:
         """Take in what was recorded, graded or deleted since, and show the same attempt anew."""
         with self._lock:
             self._episodes.refresh()
             self._config = self._config or read_config(self._episodes.folder)
-            self._load(self.name or self._first(), self._whole)
-            if self._row is not None:
-                self._row.follow(self.name)
+            self._load(self._shown() if self._place is not None else self._first(), self._whole)
+            self._follow()
+
+    def _find(self, name: str) -> str:
+        """Return the name that is meant, also of what a live run has recorded meanwhile."""
+        try:
+            return self._episodes.find(name)
+        except LookupError:
+            self._episodes.refresh()
+        try:
+            return self._episodes.find(name)
+        except LookupError:
+            if self._page is not None and (shown := self._shown()) is not None:
+                self._page = replace(self._page, name=shown)
+            self._follow()
+            raise
+
+    def _shown(self) -> str | None:
+        """Return what is shown by its name of now; None where nothing is, or it is gone."""
+        return None if self._place is None else self._episodes.name_of(self._place)
+
+    def _follow(self) -> None:
+        if self._row is not None:
+            self._row.follow(self._shown())
 
     def _load(self, name: str | None, whole: bool = False) -> None:
-        self._page = None if name is None else load_page(self._episodes, name, self._config)
+        """Read and show an attempt; None: what is shown is gone, or nothing is."""
+        if name is not None:
+            self._page = load_page(self._episodes, name, self._config)
+            self._place = self._episodes.place(name)
+        elif self._page is not None and self._place is not None:
+            self._page = gone_page(self._page, self._place)
         self._whole = whole
         if self._notebook:
             self._output.put({"text/html": self.html, "text/plain": str(self)}, {})
