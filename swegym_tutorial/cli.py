@@ -78,7 +78,7 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         )
     except RunError as error:
         parser.error(str(error))
-    console = Console()
+    console = Console(emoji=False, markup=False)
     console.print(
         f"{config.preset} run in {output} (Ctrl-C stops it)", highlight=False, soft_wrap=True, markup=False
     )

@@ -33,9 +33,9 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     if not (args.run_folder / "events.jsonl").exists():
         parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
-    console = Console()
     if args.episode:
-        return _show_episode(args.run_folder, args.episode, console)
+        return _show_episode(args.run_folder, args.episode)
+    console = Console(emoji=False, markup=False)
     summary = summarise(args.run_folder)
     summary.gone = summary.status not in ENDED and not RunFolder(args.run_folder).written()
     console.print(table(summary))
@@ -58,7 +58,7 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return DONE
 
 
-def _show_episode(folder: Path, name: str, console: Any) -> int:
+def _show_episode(folder: Path, name: str) -> int:
     from .viewer.episodes import EpisodeList
     from .viewer.page import find_decoder, load_page, read_config
     from .viewer.text import episode_text
@@ -68,8 +68,7 @@ def _show_episode(folder: Path, name: str, console: Any) -> int:
         page = load_page(episodes, episodes.find(name), config)
     except LookupError as error:
         raise TaskError(str(error)) from None
-    text = episode_text(page, find_decoder(config)[0], whole=True)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    print(episode_text(page, find_decoder(config)[0], whole=True))
     return DONE
 
 
@@ -134,7 +133,7 @@ def tasks_validate(args: argparse.Namespace, parser: argparse.ArgumentParser) ->
     tasks = load_tasks(args.tasks, ids=args.ids or None, split=None)
     check_graders(tasks)
     config = TrainingConfig.spindle() if any(task.image for task in tasks) else TrainingConfig.laptop()
-    view = ValidationView(Console(), len(tasks), args.times)
+    view = ValidationView(Console(emoji=False, markup=False), len(tasks), args.times)
     sandboxes = backend(args.sandbox, config, run="validate", say=view.say)
     done: list[Validation] = []
     try:

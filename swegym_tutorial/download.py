@@ -223,7 +223,7 @@ class _Report:
                 BarColumn(),
                 DownloadColumn(),
                 TransferSpeedColumn(),
-                console=Console(stderr=True),
+                console=Console(stderr=True, emoji=False, markup=False),
                 transient=True,
             )
             self._task = self._bar.add_task(self.what, total=None)

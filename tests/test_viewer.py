@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 from test_dashboard import run_cells
 from tokenizers import Tokenizer
 
+import swegym_tutorial
 from swegym_tutorial import EpisodeViewer, TrainingConfig, load_tasks
 from swegym_tutorial.attempt_json import (
     rollout_from_json,
@@ -796,13 +798,40 @@ print(viewer)
 def test_the_command_shows_the_same_text_and_takes_the_same_names(
     writer: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evil = turn("a</think>" + call("cat x"), ("cat x", CommandResult(0, EVIL + "[bold]", False, 0, 0.1)))
+    odd = f"{EVIL}[bold] x[:100:2] :bug: a\tb"
+    evil = turn("a</think>" + call("cat x"), ("cat x", CommandResult(0, odd, False, 0, 0.1)))
     for phase in ("run-1", "evaluation-before"):
         writer.save(0, 0, rollout(evil), phase=phase)
     for name in EpisodeList(writer.folder.path).names:
         assert main(["show", str(writer.folder.path), "--episode", name]) == 0
         printed = capsys.readouterr().out
         assert printed == f"{EpisodeViewer(writer.folder.path, name)}\n"
-        assert printed.startswith(f"{name}  ") and "\x1b" not in printed and "[bold]" in printed
+        assert (
+            printed.startswith(f"{name}  ")
+            and "\x1b" not in printed
+            and "[bold] x[:100:2] :bug: a\tb" in printed
+        )
     assert main(["show", str(writer.folder.path), "--episode", "g000001-a0"]) == 1
     assert "has no episode g000001-a0; near it: " in capsys.readouterr().err
+
+
+def test_the_command_prints_a_patch_as_it_is(writer: Writer, capsys: pytest.CaptureFixture[str]) -> None:
+    patch = PATCH + b"+\ty = x[:100:2] if d[:key:] else {':bug:': '[bold]x[/bold] d41:train:0/weights'}\n"
+    writer.save(0, 0, rollout(patch=patch))
+    assert main(["show", str(writer.folder.path), "--episode", "g000000-a0"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [f"  {line}" for line in patch.decode().splitlines()] == printed[printed.index("patch") + 1 :][:8]
+
+
+def test_no_console_of_the_package_changes_what_it_prints() -> None:
+    """By itself rich makes an emoji of x[:100:2], and a style of [bold]."""
+    package = Path(swegym_tutorial.__file__).parent
+    calls = [
+        (path.name, ast.unparse(node))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Console"
+    ]
+    assert len(calls) >= 4
+    for name, text in calls:
+        assert "emoji=False" in text and "markup=False" in text, f"{text} in {name}"
