@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, SupportsFloat, SupportsIndex, TypeVar
 
 from .config import TrainingConfig
 from .hidden_tests import Harness, HiddenRun, PytestHarness, run_hidden_tests
@@ -51,21 +51,24 @@ Reward = Callable[[Task, Rollout, Verdict], float]  # between 0 and 1
 
 
 def rewarded(task: Task, rollout: Rollout, verdict: Verdict, reward: Reward) -> Verdict:
-    """Return a verdict that is worth what an own reward makes of it. Raises ValueError outside of 0 to 1.
+    """Return a verdict that is worth what an own reward makes of it.
 
-    No other scale would change the training: advantages are in units of the group's spread.
+    Raises ValueError where it gives no number between 0 and 1, or fails. No other scale would change the training:
+    advantages are in units of the group's spread.
     """
-    value = float(reward(task, rollout, verdict))
-    if not 0 <= value <= 1:
-        raise ValueError(
-            f"the reward {name_of(reward)} gave {value} for an attempt at {task.instance_id}: rewards lie between 0 "
-            "and 1"
-        )
-    return replace(verdict, own_reward=value)
+    whose = f"the reward {name_of(reward)}, asked about an attempt at {task.instance_id},"
+    try:
+        given = reward(task, rollout, verdict)
+    except Exception as error:
+        raise ValueError(f"{whose} failed with {type(error).__name__}: {error}") from error
+    if not isinstance(given, (SupportsFloat, SupportsIndex)) or not 0 <= float(given) <= 1:
+        raise ValueError(f"{whose} gave {given!r:.100}: a reward is a number between 0 and 1")
+    return replace(verdict, own_reward=float(given))
 
 
-def name_of(reward: Reward) -> str:
-    return getattr(reward, "__name__", type(reward).__name__)
+def name_of(reward: Reward | None) -> str | None:
+    """Return what a reward is called in logs and messages; None is the plain one."""
+    return None if reward is None else getattr(reward, "__name__", type(reward).__name__)
 
 
 ENOUGH = 0.5  # of the number of tests that tell a result with the gold patch

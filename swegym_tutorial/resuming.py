@@ -27,13 +27,20 @@ def measured_before(folder: RunFolder) -> bool:
     return any(event.get("label") == "before" for event in scan(folder.events, ("evaluation",)))
 
 
-def check_settings(folder: RunFolder, config: TrainingConfig) -> dict[str, list[Any]]:
+def check_settings(folder: RunFolder, config: TrainingConfig, reward: str | None) -> dict[str, list[Any]]:
     """Return the settings that differ from the earlier parts', as name -> [old, new].
 
-    Raises RunError where one has changed that must stay the same.
+    reward: the name of the run's own reward. Raises RunError where something has changed that must stay the same.
     """
     saved = anywhere(saved_config(folder.path))
     check_same(saved, config)
+    began = [event.get("reward") for event in scan(folder.events, ("run_start",))]
+    if began and began[-1] != reward:
+        was, now = (f"the reward {name}" if name else "the plain reward" for name in (began[-1], reward))
+        raise RunError(
+            f"{folder.path} began with {was} and would go on with {now}: a run is resumed with the reward that it began "
+            "with, in Python, by TrainingRun(..., resume=True, reward=...)"
+        )
     return changed_settings(saved, config)
 
 

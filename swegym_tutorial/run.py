@@ -92,7 +92,7 @@ class TrainingRun:
             raise RunError(
                 f"{self.folder.path} holds an earlier run: resume it (--resume), or name another output folder"
             )
-        self._changed = check_settings(self.folder, config) if self._resumed else {}
+        self._changed = check_settings(self.folder, config, name_of(reward)) if self._resumed else {}
         self._from_step = from_step
         if from_step is not None:
             check_step(self.folder, config, from_step)
@@ -108,8 +108,7 @@ class TrainingRun:
         self._sandboxes, self._reward = sandboxes, reward
         self._clients: Clients | None = None
         self._halt = Halt()
-        self._stop = threading.Event()
-        self._paused = threading.Event()
+        self._stop, self._paused = threading.Event(), threading.Event()
         self._done = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -276,6 +275,7 @@ class TrainingRun:
             steps=config.steps,
             clients=config.clients,
             groups_per_batch=config.groups_per_batch,
+            reward=name_of(self._reward),
             resumed=self._resumed,
         )
         if self._reward is not None:

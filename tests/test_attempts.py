@@ -1,5 +1,6 @@
 """One attempt's border: what is retried, what is lost, and what is recorded of it."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -132,12 +133,32 @@ def test_an_own_reward_is_never_asked_about_an_infrastructure_fault(made, chat, 
     assert runner.grade(task, rollout, identity(task), halt) is None
 
 
-@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan"), None, "1", [0.5]])
 def test_an_own_reward_outside_of_0_to_1_is_an_error_that_names_it(value, made, chat, task):
     def generous(task, rollout, verdict):
         return value
 
     runner, _, halt = made(faults=0, reward=generous)
     rollout = runner.rollout(task, Script(chat, FINAL), identity(task), halt)
-    with pytest.raises(ValueError, match=rf"generous gave {value} for .*{task.instance_id}"):
+    with pytest.raises(
+        ValueError, match=rf"generous, .*{task.instance_id}, gave {re.escape(repr(value))}: a"
+    ):
+        runner.grade(task, rollout, identity(task), halt)
+
+
+@pytest.mark.parametrize("value", [True, np.float32(0.25), np.int64(1), 0])
+def test_an_own_reward_is_any_kind_of_number(value, made, chat, task):
+    runner, _, halt = made(faults=0, reward=lambda task, rollout, verdict: value)
+    rollout = runner.rollout(task, Script(chat, FINAL), identity(task), halt)
+    episode = runner.grade(task, rollout, identity(task), halt)
+    assert type(episode.reward) is float and episode.reward == value
+
+
+def test_an_own_reward_that_fails_is_named_with_its_reason(made, chat, task):
+    def broken(task, rollout):
+        return 1.0
+
+    runner, _, halt = made(faults=0, reward=broken)
+    rollout = runner.rollout(task, Script(chat, FINAL), identity(task), halt)
+    with pytest.raises(ValueError, match=r"broken, .* failed with TypeError: .*positional"):
         runner.grade(task, rollout, identity(task), halt)

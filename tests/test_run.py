@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -241,6 +242,11 @@ def test_a_run_is_resumed_with_what_it_began_with_or_refused(tmp_path):
     TrainingRun(replace(first, steps=99), tmp_path, resume=True)
     with pytest.raises(RunError, match="seed was 7, not 0, lora_rank was 8, not 16"):
         TrainingRun(TrainingConfig.laptop(), tmp_path, resume=True)
+    half = partial(min, 0.5)
+    (tmp_path / "events.jsonl").write_text('{"event": "run_start", "time": 1.0, "reward": "partial"}\n')
+    TrainingRun(first, tmp_path, resume=True, reward=half)
+    with pytest.raises(RunError, match=r"with the reward partial and would go on with the plain reward"):
+        TrainingRun(first, tmp_path, resume=True)
     (tmp_path / "config.json").write_text('{"steps": 3, "color": "red"}')
     with pytest.raises(RunError, match=r"config.json cannot be read.*color"):
         TrainingRun(first, tmp_path, resume=True)
