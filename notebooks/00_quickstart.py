@@ -13,7 +13,7 @@
 # |---|---|
 # | **Goal** | See the whole loop run once: attempts, tests, rewards, updates, and an agent that got better at bugs it had never seen. |
 # | **You need** | Python and some PyTorch. No reinforcement learning. |
-# | **Time** | About 10 minutes to read; the run takes 4 to 6 of them on two cores. |
+# | **Time** | About 15 minutes to read; the cells run in under two on two cores. |
 # | **Cost** | None: no account, no GPU, no network. |
 #
 # ## What will happen
@@ -21,10 +21,11 @@
 # A small language model (a real Qwen3 transformer, 0.5 million parameters) gets 64 small git repositories. Each has one
 # bug and an issue that says what a function should do. The model works on 32 of them: it writes bash commands, they run
 # in an isolated sandbox, and tests that it never sees decide whether its change resolves the issue. What worked is
-# made more likely, what didn't less likely; after 30 such updates the model is tested on the other 32.
+# made more likely, what didn't less likely; after 16 batches of attempts the model is tested on the other 32.
 #
-# Nothing here is a simulation: real tokens, real shells, real tests, real gradients through the `tinker` SDK. The code
-# is the one that is made for a 9-billion-parameter model on SWE-Gym's issues; there the server, the sandboxes and the
+# Nothing here is a simulation: real tokens, real shells, real tests, real gradients through the `tinker` SDK, the client
+# library of a training service, whose server runs on this machine here. The code
+# is the one that is made for a 9-billion-parameter model on SWE-Gym's issues, real bugs of Python projects; there the server, the sandboxes and the
 # numbers are larger.
 #
 # ## Three words
@@ -49,8 +50,8 @@
 import os
 
 QUICK = os.environ.get("SWEGYM_TUTORIAL_QUICK") == "1"
-STEPS = 3 if QUICK else 30  # updates of the model
-HELD_OUT_ATTEMPTS = 1 if QUICK else 8  # attempts at each held-out issue, before and after
+STEPS = 3 if QUICK else 16  # batches to learn from; 30 take two minutes longer and get further
+HELD_OUT_ATTEMPTS = 1 if QUICK else 2  # attempts at each held-out issue, before and after
 SEED = 0  # another seed, another order of tasks and other draws
 
 # %% [markdown]
@@ -63,8 +64,9 @@ from pathlib import Path
 
 import numpy as np
 
-from swegym_tutorial import Dashboard, TrainingConfig, TrainingRun, advantages, load_tasks
+from swegym_tutorial import Dashboard, EpisodeViewer, TrainingConfig, TrainingRun, advantages, load_tasks
 from swegym_tutorial.events import EventReader, read_episode
+from swegym_tutorial.exercises import check
 
 # %% [markdown]
 # ## 2. What the agent is asked to do
@@ -93,11 +95,11 @@ run = TrainingRun(config, folder, evaluate=True).start()
 # %% [markdown]
 # ## 4. Watch
 #
-# First comes the evaluation before training; then the figure grows by a step every five to ten seconds. Left: the mean reward of all attempts that came in
+# First comes the evaluation before training; then the figure grows by a step every few seconds. Left: the mean reward of all attempts that came in
 # while a batch of groups filled. Right: where the time of a batch went. The orange diamonds are the held-out issues,
-# which the model is never trained on.
+# which the model is never trained on: hollow before the training, filled after it.
 #
-# The buttons act while the cell after it waits; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
+# The buttons act while the cell below waits; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
 
 # %%
 dashboard = Dashboard(run)
@@ -110,18 +112,20 @@ dashboard = Dashboard(run)
 await dashboard
 
 # %% [markdown]
-# **What you should see.** The reward starts between 0.2 and 0.4, climbs from about the fifth step on and ends
-# above 0.9. It jumps from step to step, because a batch holds only eight of the issues. The held-out
+# **What you should see.** The reward starts between 0.2 and 0.4, climbs from about the fifth step on and ends between
+# 0.7 and 0.95; with 30 steps it passes 0.9. It jumps from step to step, because a batch holds only eight of the issues. The held-out
 # diamonds say the same about issues outside of the training set: the model did not just learn 32 answers by heart.
-# Sampling and training take most of a batch's time. Grading shrinks to almost nothing, because a patch that was seen
-# before at the same issue is not tested again.
+# Sampling and training take most of a batch's time. *Tools* is the opening of sandboxes and the commands in them. Grading shrinks
+# to almost nothing, because a patch that was seen before at the same issue is not tested again. A bar with hardly any sampling is a
+# batch whose attempts were ready: they were made while the batch before it was trained on ([06_async_loop](06_async_loop.ipynb)).
+# In the table, *stale* groups were made by weights too old to learn from, and *failed* ones were lost to faults.
 
 # %% [markdown]
 # ## 5. Before and after
 #
 # *Resolved* is the share of all attempts at the held-out issues that passed the hidden tests. *Best of k* is the
-# chance that at least one of k attempts at an issue does. Where it is high before training, the model already knows
-# how, and what it has to learn is to do it every time.
+# chance that at least one of k attempts at an issue does. Where it is well above the first before training, the model
+# already can, with luck, and what it has to learn is to do it every time.
 
 # %%
 before, after = run.evaluations
@@ -153,37 +157,20 @@ print(len(turned), "of", len(both), "attempts turned from failure to success")
 
 
 # %% [markdown]
-# A turn is a thought, up to `</think>`, and then a command or the final answer. The thoughts of this small model are
-# two or three words long; which of them it chooses decides how the attempt goes on.
+# A turn is a thought and then a command or the final answer. The thoughts of this small model are two or three words
+# long; which of them it chooses decides how the attempt goes on. Here is the attempt before training:
 
 # %%
-def show(attempt):
-    """Print the turns of an attempt, and its verdict."""
-    for turn in attempt["turns"]:
-        thought, _, rest = turn["text"].partition("</think>")
-        print("thinks:", thought.strip())
-        for call in turn["calls"]:
-            print("     $", call["command"].strip().replace("\n", "\n       "))
-            print(*(f"       {line}\n" for line in call["output"].splitlines()), sep="", end="")
-        if not turn["calls"]:
-            print("says:  ", rest.strip())
-    print("->     ", *filter(None, [attempt["verdict"]["outcome"], attempt["verdict"]["detail"]]))
-
-
 name = (turned or both)[0]
-print("Issue:", load_tasks(ids=[first[name]["instance_id"]])[0].problem_statement)
+viewer = EpisodeViewer(folder, f"evaluation-before/{name}", chooser=False)
 
 # %% [markdown]
-# The attempt before training:
+# And the one after it, at the same issue. In a running notebook the row above it chooses any other attempt of the run; under *Tokens* the
+# words are coloured by how likely the model found them when it said them. (*Policy version* counts the published weights; 0 is
+# the untrained model.)
 
 # %%
-show(first[name])
-
-# %% [markdown]
-# And after it:
-
-# %%
-show(trained[name])
+viewer = EpisodeViewer(folder, f"evaluation-after/{name}")
 
 # %% [markdown]
 # ## 7. Where the learning came from
@@ -212,17 +199,6 @@ print("all groups:", dict(Counter(g["fate"] for g in groups)))
 # ## Exercises
 #
 # Put your answer into the first cell of each, run both. The check says whether it is right.
-
-# %%
-def check(answer, expected):
-    """Compare an answer with the expected one and say what to do."""
-    if answer is None:
-        print("Not answered yet.")
-    elif np.shape(answer) == np.shape(expected) and np.allclose(answer, expected, atol=0.01):
-        print("Right.")
-    else:
-        print("Not yet:", answer)
-
 
 # %% [markdown]
 # **Exercise 1.** A group of four attempts earned 1, 0, 0 and 0. Work out the four advantages by hand: subtract the
@@ -264,7 +240,7 @@ check(answer, Counter(g["fate"] for g in groups)["kept"] / len(groups))
 
 # %% [markdown]
 # **Exercise 3.** What has the model learned? Read the first thought of each held-out attempt in `first` and in
-# `trained`: what share of the attempts begins with the thought to look?
+# `trained`: what share of the attempts has one that starts with `Look`?
 #
 # <details><summary>Solution</summary>
 #

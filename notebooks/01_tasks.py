@@ -33,7 +33,8 @@
 # %% [markdown]
 # ## 1. Settings
 #
-# This is the one cell to change. `bundled` are 64 small tasks that come with the package. With `swegym`, a sandbox of
+# This is the one cell to change. `bundled` are 64 small tasks that come with the package, written by a program in
+# the form of the real ones. With `swegym`, a sandbox of
 # the kind `docker` or `modal` and the package's extra `swegym`, the same cells take a real SWE-Gym task apart. Its image
 # has several gigabytes, so begin with `CHECKED = 1`.
 
@@ -56,10 +57,12 @@ from collections import Counter
 from contextlib import closing
 
 import matplotlib.pyplot as plt
+import numpy as np
 from IPython.display import HTML, display
 
 from swegym_tutorial import TrainingConfig, grade, load_tasks
 from swegym_tutorial.answers import prepare
+from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Bench
 from swegym_tutorial.patches import apply_patch, capture_patch, touched_files
 from swegym_tutorial.sandbox import backend
@@ -72,7 +75,9 @@ sandboxes = backend(SANDBOX, config, say=print)
 # %% [markdown]
 # ## 2. A task is a record
 #
-# One line of a JSONL file becomes one frozen `Task`. The names of its fields are SWE-Gym's, in lower case.
+# One line of a JSONL file becomes one frozen `Task`. The names of its fields are SWE-Gym's, as attributes in lower case; in
+# the file the two lists of tests are `FAIL_TO_PASS` and `PASS_TO_PASS`. (`load_tasks` gives the training half; the other
+# half is section 8's.)
 
 # %%
 tasks = load_tasks(SOURCE)
@@ -84,7 +89,7 @@ for field in dataclasses.fields(task):
 
 # %% [markdown]
 # Four groups of fields: who it is (`instance_id`, `repo`, `split`), what the agent gets (`problem_statement` and the
-# files at `base_commit`), what it never sees (`patch`, `test_patch` and the two lists of tests), and how the tests are run.
+# files at `base_commit`), what it never sees (`patch`, `test_patch` and the two lists of tests), and how the tests are run. The rest is kept from SWE-Gym's form.
 #
 # ## 3. What the agent sees
 #
@@ -113,7 +118,8 @@ print(sandbox.exec(look, timeout=30).output[:3000], end="")
 def show_diff(patch):
     """Show a diff in colours that can be read on light and dark pages."""
     colours = {"+": "#2DA44E", "-": "#E5534B", "@": "#8B949E"}
-    lines = [(colours.get(line[:1], "inherit"), html.escape(line)) for line in patch.splitlines()]
+    kinds = ["" if line.startswith(("+++", "---")) else line[:1] for line in patch.splitlines()]
+    lines = [(colours.get(k, "inherit"), html.escape(line)) for k, line in zip(kinds, patch.splitlines(), strict=True)]
     spans = "\n".join(f'<span style="color: {colour}">{line}</span>' for colour, line in lines)
     display(HTML(f'<pre style="font-family: monospace; line-height: 1.3">{spans}</pre>'))
 
@@ -192,14 +198,14 @@ show_diff(lazy.decode())
 grade(task, lazy, sandboxes, config)
 
 # %% [markdown]
-# The bug is gone, another one has come, and the reward is 0. Without `PASS_TO_PASS` this habit would have earned a 1, and
+# In the bundled task the bug is gone, another one has come, and the reward is 0. Without `PASS_TO_PASS` this habit would have earned a 1, and
 # training would have made it stronger.
 
 # %% [markdown]
 # ## 7. Can the tasks be trusted?
 #
-# A task lies if its tests pass at the base commit (then doing nothing earns 1), if they fail with the gold patch (then
-# nothing does), or if they do now this and now that: a reward by chance is noise, and training has to learn through it.
+# A task lies if its tests pass at the base commit (then any harmless change earns 1, a new line in README say), if they fail with the gold patch (then
+# nothing does), or if they sometimes pass and sometimes fail: a reward by chance is noise, and training has to learn through it.
 # `validate` runs base and gold patch in fresh sandboxes, and says which tasks can be trusted. It takes two to five seconds a task.
 
 # %%
@@ -235,23 +241,24 @@ plt.show()
 #
 # An agent that has learned 32 answers by heart looks as good as one that has learned to mend bugs, as long as one asks it the
 # same 32 questions. So there is a second set of tasks that training never touches. In the bundled ones
-# no repository and no function's name belongs to both.
+# no repository and no function's name belongs to both. (An own file has held-out tasks where lines say so:
+# `"split": "held-out"`.)
 
 # %%
-held_out = load_tasks(SOURCE, split="held-out")
+held_out = load_tasks(SOURCE, split="held-out") if SOURCE == "bundled" else []
 print(f"{'split':10}{'tasks':>7}{'FAIL_TO_PASS':>14}{'PASS_TO_PASS':>14}{'files a task':>14}")
 for name, split in (("train", tasks), ("held-out", held_out)):
     mend, keep = (sum(len(getattr(t, f)) for t in split) for f in ("fail_to_pass", "pass_to_pass"))
-    files = sum(len(t.files) for t in split) / len(split)
+    files = sum(len(t.files) for t in split) / max(len(split), 1)
     print(f"{name:10}{len(split):>7}{mend:>14}{keep:>14}{files:>14.1f}")
 print("repositories in both:", len({t.repo for t in tasks} & {t.repo for t in held_out}))
 
 # %% [markdown]
 # ## 9. The real thing
 #
-# The published run of this recipe trains on 31 tasks of SWE-Gym, from seven repositories. Nothing about the record
-# changes, only its size: issues of hundreds of words, patches over several files, up to thousands of `PASS_TO_PASS`
-# tests, and a container image in which the repository and its environment stand ready.
+# The published run of this recipe trains on 31 tasks of SWE-Gym, from seven repositories. The record is the
+# same; a container image takes the place of `files` and `test_command`, and all is larger: issues of hundreds of words, patches over several files, up to thousands of `PASS_TO_PASS`
+# tests, and an image in which the repository and its environment stand ready.
 #
 # If the file of these tasks was downloaded before, the cell shows the first; it uses no network itself.
 
@@ -288,15 +295,6 @@ else:
 # Put your answer into the first cell of each, run both. The check says whether it is right.
 
 
-# %%
-def check(answer, is_right):
-    """Say whether an answer is right, by a function that knows."""
-    if answer is None:
-        print("Not answered yet.")
-    else:
-        print("Right." if is_right(answer) else f"Not yet: {answer!r:.200}")
-
-
 # %% [markdown]
 # **Exercise 1.** Some patch mends the bug of a task with one `FAIL_TO_PASS` and two `PASS_TO_PASS` tests, and breaks one of
 # the two others. Another changes nothing at all. What are the rewards of the two?
@@ -315,7 +313,7 @@ def check(answer, is_right):
 answer = None  # two numbers
 
 # %% tags=["check"]
-check(answer, lambda rewards: list(rewards) == [0, 0])
+check(answer, lambda rewards: np.array_equal(rewards, [0, 0]))
 
 # %% [markdown]
 # **Exercise 2.** Be the agent: resolve the first held-out task with one bash command. Its issue says "Function
@@ -352,12 +350,12 @@ def resolves(command):
 check(answer, resolves)
 
 # %% [markdown]
-# **Exercise 3.** Make a task that lies: change `bundled` below with `dataclasses.replace`, so that doing nothing would earn
-# the reward. Validation should call it broken.
+# **Exercise 3.** Make a task that lies: change `bundled` below with `dataclasses.replace`, so that a patch which mends
+# nothing would earn the reward. Validation should say "base already passes".
 #
 # <details><summary>Solution</summary>
 #
-# If the tests that must fail are ones that pass already, there is nothing left to do.
+# If the tests that must fail are ones that pass already, there is nothing left to mend, and any change to any file is rewarded.
 #
 # ```python
 # bundled = load_tasks()[0]
@@ -371,5 +369,10 @@ bundled = load_tasks()[0]
 answer = None  # a Task
 
 # %% tags=["check"]
-lies = "base already passes"
-check(answer, lambda task: next(validate([task], sandboxes, config)).why.startswith(lies))
+def lies(task):
+    """Say whether validation finds what was asked for, or what it finds instead."""
+    found = next(validate([task], sandboxes, config))
+    return found.why.startswith("base already passes") or f"validation says {found.status}: {found.why}"
+
+
+check(answer, lies)

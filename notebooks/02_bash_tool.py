@@ -27,7 +27,7 @@
 #
 # 1. a **sandbox**, where whatever a model thinks of can be run without harm;
 # 2. a **schema** and a **chat template**, which tell the model what it may call and how;
-# 3. a **parser**, which finds the calls in what it wrote, and says precisely what is wrong with a broken one;
+# 3. a **parser**, which finds the calls in what it wrote, and says what is wrong with a broken one;
 # 4. an **observation**, what the model is shown of the output.
 #
 # At the end stands the one rule that training rests on: the tokens that are trained on are the tokens that were sampled.
@@ -52,10 +52,12 @@ import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 from transformers import AutoTokenizer
 
 from swegym_tutorial import TrainingConfig, load_tasks
 from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.exercises import check
 from swegym_tutorial.rollout import Chat
 from swegym_tutorial.sandbox import SandboxError, backend
 from swegym_tutorial.tools import BASH_TOOL, observation, parse_tool_calls
@@ -99,24 +101,25 @@ probes = {
     "our processes": "ps -e -o comm= | sort -u | paste -sd ' '",
     "the answers": "python -c 'import swegym_tutorial'",
     "the system": "touch /etc/mine",
-    "other rights": "id -un; cat /etc/shadow",
+    "other rights": "echo $(id -un), $(cat /etc/shadow 2>&1)",
 }
 for name, command in probes.items():
     last = sandbox.exec(command, timeout=10).output.strip().rpartition("\n")[2] or "(no output)"
     print(f"{name:15}{last.replace(str(Path.cwd()), '(this folder)')}")
 
 # %% [markdown]
-# **What you should see.** No network, no secret, no file and no process of ours, not even the package that runs all this, and a
+# **What you should see.** No network, no secret, no file and no process of ours, not even the package that runs all this (`bwrap` is the sandbox itself), and a
 # system that can be read and not changed.
 #
-# A sandbox must also end what doesn't end by itself. Here are four greedy commands: one that sleeps, one that wants
-# three gigabytes, one that starts a thousand processes, and one that prints fifty megabytes. Then we use a
+# A sandbox must also end what doesn't end by itself. Here are five greedy commands: one that sleeps, one that wants
+# three gigabytes of memory, one that writes as much to disk, one that starts a thousand processes, and one that prints fifty megabytes. Then we use a
 # sandbox that is gone.
 
 # %%
 greedy = {
     "time": "sleep 60",
     "memory": "python -c 'bytearray(3_000_000_000)'",
+    "disk": "head -c 3000000000 /dev/zero > big",
     "processes": "python -c \"import subprocess as s; [s.Popen(['sleep', '9']) for _ in range(1000)]\"",
     "output": "yes it never ends | head -c 50000000; echo; echo the last line",
 }
@@ -131,8 +134,8 @@ except SandboxError as error:
     print("SandboxError:", error)
 
 # %% [markdown]
-# The time-out is the agent's limit, so it is a result too (`timed_out`, exit code 124). Of long output the start and the
-# end are kept, and `truncated_bytes` counts the rest.
+# The time-out is the agent's limit, so it is a result too (`timed_out`, exit code 124). Of long output the sandbox
+# keeps the first and the last 32 KB, and `truncated_bytes` counts the rest. The agent is shown less still: section 6.
 #
 # Quite another thing is a sandbox that breaks: the machine is full, the service doesn't answer. That raises
 # `SandboxError`, as in the last line; the attempt is tried again, and if need be left out. It never becomes a reward of 0,
@@ -231,7 +234,7 @@ for command, seconds in (
 # %%
 asked = [0.25, 0.5, 0.75, 1.5, 2, 2.5]
 took = [sandbox.exec(f"sleep {seconds}", timeout=1).seconds for seconds in asked]
-printed = [10**n for n in range(1, 7)]
+printed = [int(n) for n in np.geomspace(10, 1e6, 21)]
 results = [sandbox.exec(f"yes | head -c {size}", timeout=10) for size in printed]
 shown = [len(observation(result, config.observation_chars)) for result in results]
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), facecolor="white", layout="constrained")
@@ -246,7 +249,7 @@ for axes in (left, right):
 plt.show()
 
 # %% [markdown]
-# **What you should see.** Left, the blue bars stop growing a little above one second, whatever the grey ones ask for. Right, the
+# **What you should see.** Left, the blue bars stop growing at one second, whatever the grey ones ask for. Right, the
 # orange line leaves the dashed one at 1,500 characters and stays level: a megabyte of output costs the agent no more context
 # than a page.
 #
@@ -295,15 +298,6 @@ assert row[len(prompt) : len(prompt) + len(sampled)] == sampled != again
 # Put your answer into the first cell of each, run both. The check says whether it is right.
 
 
-# %%
-def check(answer, is_right):
-    """Say whether an answer is right, by a function that knows."""
-    if answer is None:
-        print("Not answered yet.")
-    else:
-        print("Right." if is_right(answer) else f"Not yet: {answer!r:.200}")
-
-
 # %% [markdown]
 # **Exercise 1.** A model may make several calls in one turn. Write the text of a turn that thinks `Look around.` and
 # then runs `ls src` and `git status`, in this order.
@@ -324,8 +318,8 @@ wanted = ["ls src", "git status"]
 check(answer, lambda text: "</think>" in text and [c.command for c in parse_tool_calls(text)] == wanted)
 
 # %% [markdown]
-# **Exercise 2.** `run.log` has 20,000 lines, one of which begins with ERROR, somewhere in the middle. `cat run.log` would show
-# the agent the end alone. Write a command whose observation shows that line and its number.
+# **Exercise 2.** `run.log`, which the check writes, has 20,000 lines, one of which begins with ERROR, somewhere in the middle. `cat
+# run.log` would show the agent the end alone. Write a command whose observation shows that line and, before it, its number.
 #
 # <details><summary>Solution</summary>
 #
@@ -339,9 +333,10 @@ check(answer, lambda text: "</think>" in text and [c.command for c in parse_tool
 answer = None  # a bash command
 
 # %% tags=["check"]
-log = "".join(f"{'ERROR disk' if n == 7431 else 'step'} {n}\n" for n in range(1, 20_001))
+log = "".join("ERROR disk full\n" if n == 7431 else f"step {n}\n" for n in range(1, 20_001))
 sandbox.write_file("/testbed/run.log", log.encode())
-check(answer, lambda c: "7431:ERROR" in observation(sandbox.exec(c, timeout=10), config.observation_chars))
+seen = re.compile(r"\b7431\W+ERROR")
+check(answer, lambda c: seen.search(observation(sandbox.exec(c, timeout=10), config.observation_chars)))
 
 # %% [markdown]
 # **Exercise 3.** Find another row of tokens for the text `return`: one that the tokenizer itself would not pick.
@@ -358,4 +353,4 @@ check(answer, lambda c: "7431:ERROR" in observation(sandbox.exec(c, timeout=10),
 answer = None  # a list of token ids
 
 # %% tags=["check"]
-check(answer, lambda ids: tokenizer.decode(ids) == "return" and list(ids) != chat.encode("return"))
+check(answer, lambda ids: tokenizer.decode(list(ids)) == "return" and list(ids) != chat.encode("return"))

@@ -61,6 +61,7 @@ from swegym_tutorial import EpisodeViewer, TrainingConfig, generate_rollout, loa
 from swegym_tutorial.attempts import AttemptRunner, Identity
 from swegym_tutorial.connect import connect, first_client, server_from_environment
 from swegym_tutorial.events import EventReader, RunFolder
+from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Grader
 from swegym_tutorial.halt import Halt
 from swegym_tutorial.plots import picture
@@ -104,12 +105,12 @@ for token, logprob in zip(sample.tokens[:14], sample.logprobs, strict=False):
 
 # %% [markdown]
 # The model is sure of most tokens: once it has begun to write a call, the form leaves no choice. At a few it could have gone
-# another way, and those decide what becomes of the attempt.
+# another way (here at the first word; most of the rest went to *Guess the file.*), and those decide what becomes of the attempt.
 #
 # ## 3. From the turn to the next prompt
 #
 # The text is only for the parser; the tokens go on as they are. What the command prints comes back as an observation, encoded with
-# all that the chat template puts around it. The next prompt is the three in a row, and that is the whole trick: nothing is
+# all that the chat template puts around it. The next prompt is the old prompt, the turn's tokens and the observation, in a row, and that is the whole trick: nothing is
 # rendered anew, so that the model sees its own words exactly as it wrote them.
 
 # %%
@@ -162,7 +163,8 @@ print(rollout.patch.decode())
 # ## 5. An attempt in one picture
 #
 # Above, who wrote what: grey was given to the model, blue was sampled. Below, how surprising each sampled token was: minus its
-# log-probability. A toss of a coin has a surprise of 0.7; where it is small, it is just the chance that another token had been drawn.
+# log-probability. A toss of a coin has a surprise of 0.7, a token of one in a hundred 4.6; a surprise of 0.01 means that
+# another token had a chance of 1 in 100.
 # The scale is logarithmic, or all but the highest bars would be too short to be seen.
 
 # %%
@@ -183,14 +185,16 @@ for t in np.flatnonzero(mask):
     if surprise[t] > 2e-4:
         said = chat.tokenizer.decode([int(tokens[t])]).strip()
         bars.text(t, 1.7 * surprise[t], said, ha="center", rotation=0 if chosen else 90)
-bars.set(yscale="log", ylim=(1e-7, 20), xlabel="position in the attempt, in tokens", ylabel="surprise")
-bars.set_yticks([1e-6, 1e-4, 1e-2, 1], ["a millionth", "1 in 10,000", "1 in 100", "1"])
+bars.set(yscale="log", ylim=(1e-7, 20), xlabel="position in the attempt, in tokens", ylabel="surprise: -log p")
+bars.set_yticks([1e-6, 1e-4, 1e-2, 1], ["0.000001", "0.0001", "0.01", "1"])
 bars.minorticks_off()
 choices = (surprise > 0.1).sum()
 picture(figure, f"{len(tokens)} tokens, given and sampled in turn; {choices} of the sampled stand out.")
 
 # %% [markdown]
-# **What you should see.** Two tokens or three stand out. There the model *chose*: to look instead of to guess, which change to make.
+# **What you should see.** Two tokens or three stand out. There the model *chose*. With `SEED = 2`: *Look*, where it could have
+# guessed, and *Fix* (the line), where it could have replaced every match, or stopped. A guesser chooses three times: to guess, in which
+# file, and which sign is wrong.
 # All else follows from those almost by itself: once a call has begun, its form leaves no choice. Training moves the choices; where
 # the probability is 1 already, the gradient is next to 0.
 #
@@ -216,6 +220,7 @@ for temperature in (1.0, 1.5, 2.0):
     pairs = [(ids, chat.encode(chat.tokenizer.decode(ids))) for ids in drawn]
     found.append([pair for pair in pairs if pair[0] != pair[1]])
     print(f"temperature {temperature}: {len(found[-1])} of 96 turns come back as other tokens")
+# Half a character would be shown as a question mark: take a pair without.
 clean = (pair for pairs in found for pair in pairs if "\ufffd" not in chat.tokenizer.decode(pair[0]))
 pair = next(clean, found[-1][0])
 differ = next(n for n, (a, b) in enumerate(zip(*pair, strict=False)) if a != b)
@@ -224,10 +229,12 @@ for name, ids in zip(("drawn", "read again"), pair, strict=True):
     print(f"\n{name}: {len(ids)} tokens, log-probabilities add up to {values.sum():.1f}")
     for token, value in list(zip(ids, values, strict=True))[differ : differ + 4]:
         print(f"{token:6} {value:8.2f}  {chat.tokenizer.decode([token])!r}")
+lost = server_logprobs(pair[0]).sum() - server_logprobs(pair[1]).sum()
+print(f"\na difference of {lost:.1f}: a factor of {np.exp(lost):.0e}")
 
 # %% [markdown]
-# The text is the same, letter for letter, and the model finds one row of tokens far less likely than the other: a difference of
-# 10 in the sum is a factor of 22,000. Training compares the probabilities of now with those at the time of sampling, token by
+# The text is the same, letter for letter, and the model finds one row of tokens far less likely than the other: by the factor in
+# the last line. Training compares the probabilities of now with those at the time of sampling, token by
 # token (the *ratio* of [05_minibatches](05_minibatches.ipynb)). With other tokens it would compare apples with
 # oranges, and make words more likely that nobody said.
 #
@@ -236,11 +243,12 @@ for name, ids in zip(("drawn", "read again"), pair, strict=True):
 #
 # ## 7. How an attempt ends
 #
-# An attempt must end, whatever the model does. `final` is the good end: an answer without a call. The other three are limits.
+# An attempt must end, whatever the model does. `final` is the good end: an answer without a call. The limits are on turns, on the
+# tokens of a turn, and on those of the whole attempt.
 # We provoke each by making one limit too small for the attempt from above.
 #
 # A fault of the infrastructure is no ending that the agent has earned. `generate_rollout` raises it; in a run an
-# `AttemptRunner` tries again a few times, and then records an attempt without a reward. Here the sandboxes are closed.
+# `AttemptRunner` tries again a few times, and then records an attempt without a reward. In the last row the sandboxes are closed.
 
 # %%
 limits = {
@@ -260,7 +268,8 @@ event = EventReader(folder.path).read()[-1]
 print(f"{'(no sandbox)':16}{event['ending']:18}reward {event['reward']}: {event['reason'][:60]}")
 
 # %% [markdown]
-# `generation_limit` and `context_limit` cut a turn in the middle, and a call that was cut is not run. What the attempt had changed
+# `generation_limit` and `context_limit` cut a turn in the middle, and a call that was cut is not run; at `turn_limit` the
+# last turn's commands did run. What the attempt had changed
 # by then is graded all the same: these ends are the agent's own doing, and running into them should be unlearned. But an
 # infrastructure fault has the reward `None`, and is left out.
 #
@@ -273,7 +282,8 @@ print(f"{'(no sandbox)':16}{event['ending']:18}reward {event['reward']}: {event[
 
 # %%
 runner = AttemptRunner(chat, sandboxes, Grader(sandboxes, config), folder, config)
-identities = [Identity("training", "train-job0", 0, n, task.instance_id, 0) for n in range(8)]
+who = {"phase": "training", "job": "train-job0", "group": 0, "policy_version": 0}
+identities = [Identity(**who, attempt=n, instance_id=task.instance_id) for n in range(8)]
 
 
 def attempt(identity):
@@ -338,7 +348,8 @@ words = f"different: {np.round(different, 1)}, resolved: {np.round(outcomes, 2)[
 picture(figure, f"At the temperatures {temperatures}, of eight attempts {words}.")
 
 # %% [markdown]
-# **What you should see.** At 0 all eight are the same, so that there is nothing to compare and nothing to learn. With the temperature
+# **What you should see.** At 0 all eight are the same, so that there is nothing to compare and nothing to learn. The likeliest first
+# word is *Guess*, and always taking it resolves few of these or none. With the temperature
 # grows the variety, and well above 1 so does nonsense: unlikely tokens break commands, and a broken command changes nothing.
 # (There are few attempts behind each bar, so that shares may be off by a tenth.) Training samples at 1. That is also the one temperature at which the log-probabilities that the server sends, which are the model's own, tell how the tokens
 # were drawn.
@@ -375,17 +386,11 @@ answer = None  # a number from 0 to 1
 
 
 # %% tags=["check"]
-def check(answer, is_right):
-    """Say whether an answer is right, by a function that knows."""
-    verdict = "Right." if answer is not None and is_right(answer) else f"Not yet: {answer!r:.200}"
-    print(verdict if answer is not None else "Not answered yet.")
-
-
 check(answer, lambda p: np.isclose(p, np.prod(np.exp(logprobs[mask])), rtol=0.01))
 
 # %% [markdown]
 # **Exercise 2.** Choose `context_tokens` so that the same attempt runs into the context limit in the middle of its third turn. Sixteen
-# tokens at the end of the context are always left free. (With `SEED = 2` there is a third turn.)
+# tokens at the end of the context are always left free. (It needs an attempt of three turns, as those of `SEED = 2`, 11 or 24.)
 #
 # <details><summary>Solution</summary>
 #
@@ -437,7 +442,7 @@ class Scripted:
 
     def sample(self, prompt, max_tokens, seed):
         """Return the next turn, with the token that ends it."""
-        tokens = chat.encode(next(self.turns)) + chat.stop_tokens
+        tokens = chat.encode(next(self.turns, "No more turns.")) + chat.stop_tokens
         return Sample(tokens, [0.0] * len(tokens), stopped=True)
 
 

@@ -12,7 +12,7 @@
 # | | |
 # |---|---|
 # | **Goal** | Take a patch to a verdict by hand, see every outcome that there is, cheat, and get caught. |
-# | **You need** | [00_quickstart](00_quickstart.ipynb), git and pytest. No reinforcement learning. |
+# | **You need** | [00_quickstart](00_quickstart.ipynb), [01_tasks](01_tasks.ipynb), git and pytest. No reinforcement learning. |
 # | **Time** | About 20 minutes to read; the cells run in about a minute. |
 # | **Cost** | None: no account, no GPU, no network. |
 #
@@ -42,6 +42,7 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 
 from swegym_tutorial import TrainingConfig, grade, load_tasks
+from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Bench, Grader, Outcome, Verdict
 from swegym_tutorial.hidden_tests import parse_pytest
 from swegym_tutorial.patches import apply_patch, capture_patch
@@ -134,7 +135,7 @@ for name, each in verdicts.items():
 
 # %% [markdown]
 # With a syntax error the hidden tests can't even be imported, which pytest tells as an error: unresolved. The crash (a null
-# pointer is read) takes pytest with it before any test has told a result. Is that the agent's fault, or was the task broken to
+# pointer is read) takes pytest with it before any test has reported a result. Is that the agent's fault, or was the task broken to
 # begin with? The grader runs the tests without the patch: there they do tell something, so the patch is to blame.
 #
 # ## 6. A cheat that works
@@ -156,7 +157,7 @@ verdicts["conftest.py: all pass"]
 
 # %% [markdown]
 # Our own grader pays for it, and a policy that stumbles on this once would soon do nothing else. The library's doesn't.
-# Before the tests run, `guards.py` puts back all that decides *how* they run: the test files, `conftest.py`, `pytest.ini`,
+# Before the tests run, `swegym_tutorial/guards.py` puts back all that decides *how* they run: the test files, `conftest.py`, `pytest.ini`,
 # `pyproject.toml`, modules that stand in for pytest or Python. A file that was not there at the base commit goes away. What is
 # left of the patch is its source, and the bug shows. The patch isn't punished for the file: with a fix
 # beside it, it would be resolved.
@@ -187,8 +188,8 @@ print("library:", verdicts["forged output"].outcome, "-", verdicts["forged outpu
 # ## 8. Two ways that must agree
 #
 # What caught it? Results come by two ways. One is the printed summary. The other is a report that a pytest plugin
-# of ours writes to a file with a random name; each line is sealed with a key that is drawn for the run and deleted
-# when the plugin has loaded. A reward needs both to say PASSED, and the report to have its end.
+# of ours writes to a file with a random name; each line is sealed with a key that is drawn for the run. The plugin keeps it in
+# memory, and deletes its file before any of the patch's code is imported. A reward needs both to say PASSED, and the report to have its end.
 #
 # There is a third guard. Beside the hidden tests run *canaries*, tests under random names of which some must pass and some must fail.
 # Code that makes every test pass makes the wrong canary pass, too.
@@ -223,12 +224,13 @@ left.set_xticks([0, 1], ["printed output\nalone", "this grader"])
 left.set_yticks(range(len(names)), names)
 seconds = [verdicts[name].seconds for name in names]
 right.barh(range(len(names)), seconds, color="#56B4E9", height=0.5)
-right.set(xlabel="seconds", title="outcome and time", xlim=(0, 1.8 * max(seconds)))
+right.set(xlabel="seconds", title="outcome and time", xlim=(0, 1.5 * max(seconds)))
 plt.show()
 
 # %% [markdown]
 # **What you should see.** By the printed output alone the fix and both cheats earn a reward; by this grader only the fix.
-# Most verdicts take a second or two, and the endless loop its whole time limit. A cheat that was undone takes twice as long: its
+# Most verdicts take a second or two, the crash longer, since its tests then ran without the patch too, and the endless loop its
+# whole time limit. A cheat that was undone takes twice as long: its
 # tests ran once more with nothing put back, to find out what it would have got away with.
 #
 # No grader whose tests run in the same process as the code they test is safe from everything. Of 65 hostile patches in
@@ -256,8 +258,8 @@ except ValueError as error:
     print("reward:", error)
 
 # %% [markdown]
-# Would a 0 be so bad? The patch was the fix. A 0 would make each of its tokens less likely, and where sandboxes fail more
-# often for long attempts, say, the model would learn to give up early.
+# Would a 0 be so bad? The patch was the fix. Where others of its group succeeded, a 0 would make each of its tokens
+# less likely; where none did, the group would be dropped and its one success lost. And where sandboxes fail more often for long attempts, say, the model would learn to give up early.
 #
 # ## 11. The same patch twice
 #
@@ -305,17 +307,6 @@ for result in sorted(validate(suspects, sandboxes, config), key=lambda each: eac
 # ## Exercises
 #
 # Put your answer into the first cell of each, run both. The check says whether it is right.
-
-# %%
-def check(answer, expected):
-    """Compare an answer with the expected one and say what to do."""
-    if answer is None:
-        print("Not answered yet.")
-    elif answer == expected or (isinstance(answer, float) and abs(answer - expected) < 0.01):
-        print("Right.")
-    else:
-        print("Not yet:", answer)
-
 
 # %% [markdown]
 # **Exercise 1.** Be the agent. Print the issue and the files of `other_task` as section 1 does for `task`, and write one shell

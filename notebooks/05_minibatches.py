@@ -48,6 +48,7 @@ from transformers import AutoTokenizer
 
 from swegym_tutorial import TrainingConfig, advantages, load_tasks, prepare_minibatch
 from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.minibatch import Fate, Group, fate_of, split_evenly, token_advantages
 from swegym_tutorial.rollout import Chat, Ending, Rollout
@@ -366,17 +367,6 @@ for preset in (TrainingConfig.laptop(), TrainingConfig.laptop(warmup_steps=5), T
 # ## Exercises
 #
 # Put your answer into the first cell of each, run both. The check says whether it is right.
-
-# %%
-def check(answer, expected):
-    """Compare an answer with the expected one and say what to do."""
-    if answer is None:
-        print("Not answered yet.")
-    elif np.shape(answer) == np.shape(expected) and np.allclose(answer, expected, atol=0.01):
-        print("Right.")
-    else:
-        print("Not yet:", answer)
-
 
 # %% [markdown]
 # **Exercise 1.** Your model solves an issue once in ten attempts. How large must groups be at least, for 9 of 10 groups to

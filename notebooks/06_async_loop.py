@@ -63,6 +63,7 @@ import psutil
 from swegym_tutorial import Dashboard, TrainingConfig, TrainingRun, advantages
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.events import read_episode, scan
+from swegym_tutorial.exercises import check
 from swegym_tutorial.halt import Halt
 from swegym_tutorial.policy import PolicyService
 from swegym_tutorial.sandbox import SandboxError, backend
@@ -401,17 +402,6 @@ print("advantages:", advantages(partial["rewards"]).round(2).tolist())
 # Put your answer into the first cell of each, run both. The check says whether it is right.
 
 
-# %%
-def check(answer, expected):
-    """Compare an answer with the expected one and say what to do."""
-    if answer is None:
-        print("Not answered yet.")
-    elif np.shape(answer) == np.shape(expected) and np.allclose(answer, expected, rtol=0.02):
-        print("Right.")
-    else:
-        print("Not yet:", answer)
-
-
 # %% [markdown]
 # **Exercise 1.** In the toy, let grading take 600 seconds in the median instead of 15, for attempts of 45 s.
 # Workers don't wait for grading, so it costs them nothing. How many seconds does a batch take with `max_staleness`
@@ -432,7 +422,7 @@ def check(answer, expected):
 answer = None  # three numbers
 
 # %% tags=["check"]
-check(answer, [pace(simulate(stale, 45, 600)) for stale in (0, 1, 2)])
+check(answer, [pace(simulate(stale, 45, 600)) for stale in (0, 1, 2)], rtol=0.02)
 
 # %% [markdown]
 # **Exercise 2.** The policy is at version 7 and trains on the batch that makes version 8. `max_staleness` is 2.
@@ -452,7 +442,7 @@ check(answer, [pace(simulate(stale, 45, 600)) for stale in (0, 1, 2)])
 answer = None  # a version
 
 # %% tags=["check"]
-check(answer, 7 - 2)
+check(answer, 7 - 2, rtol=0.02)
 
 # %% [markdown]
 # **Exercise 3.** What share of the synchronous run's time did the trainer train or publish? Use `lines`, and add up
@@ -473,4 +463,4 @@ check(answer, 7 - 2)
 answer = None  # a number from 0 to 1
 
 # %% tags=["check"]
-check(answer, 1 - lines["synchronous"].idle_share)
+check(answer, 1 - lines["synchronous"].idle_share, rtol=0.02)

@@ -62,6 +62,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swegym_tutorial import Dashboard, TrainingConfig, TrainingRun, advantages, grade, load_tasks
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.events import EventReader
+from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Outcome, Verdict
 from swegym_tutorial.patches import capture_patch
 from swegym_tutorial.plots import picture
@@ -405,12 +406,6 @@ answer = None  # a function of task, rollout and verdict
 
 
 # %% tags=["check"]
-def check(answer, is_right):
-    """Say whether an answer is right, by a function that knows."""
-    verdict = "Right." if answer is not None and is_right(answer) else "Not yet."
-    print(verdict if answer is not None else "Not answered yet.")
-
-
 def likes_short_work(reward):
     """Ask it about two resolved attempts and a failed one."""
     cases = ((3, "resolved", 1.0), (5, "resolved", 0.8), (2, "unresolved", 0.0))
