@@ -132,11 +132,13 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "-q",
         "--nbmake",
         "--overwrite",
+        "-n2",  # two at a time
         f"--nbmake-timeout={SECONDS_A_CELL}",
     ]
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)],
-        env={**os.environ, "SWEGYM_TUTORIAL_QUICK": "1"},
+        env={**outside, "SWEGYM_TUTORIAL_QUICK": "1"},
         cwd=folder,
         timeout=SECONDS_FOR_ALL,
         capture_output=True,
