@@ -39,7 +39,7 @@ from swegym_tutorial.viewer.chooser import MOST, Chooser
 from swegym_tutorial.viewer.episodes import EpisodeList
 from swegym_tutorial.viewer.html_page import episode_html
 from swegym_tutorial.viewer.page import EpisodePage, decoder, find_decoder
-from swegym_tutorial.viewer.parts import fair_share, pieces, segments, turn_parts
+from swegym_tutorial.viewer.parts import fair_share, pieces, segments, tokens_words, turn_parts
 from swegym_tutorial.viewer.style import BAD, GOOD, MINUS, NEITHER, PLUS, SHADES
 
 TASK = load_tasks()[0]
@@ -400,6 +400,41 @@ def test_tokens_are_coloured_by_mask_and_by_probability_and_say_it(writer: Write
     )
     assert tokens.tags[-1][1]["title"] == "p unknown, log p nan"
     assert "the least likely:" in page and "under 1 %" in page
+
+
+def test_only_rewarded_attempts_of_the_training_are_said_to_be_trained_on(writer: Writer) -> None:
+    writer.save(0, 0)
+    writer.save(0, 1, verdict=None)
+    writer.save(0, 2, verdict=None)
+    writer.log(0, 2, None, "infrastructure", reason="SandboxError")
+    writer.save(0, 0, phase="evaluation-before", job="base")
+    writer.save(0, 0, phase="evaluation-after")
+    viewer = EpisodeViewer(writer.folder.path)
+    assert len(viewer.names) == 5
+    for name in viewer.names:
+        viewer.show(name)
+        for text in (viewer.html, str(viewer)):
+            assert re.search(r"[\d,]+, of which \d+ are sampled", text)
+            assert ("trained on" in text) == (name == "g000000-a0"), name
+
+
+def test_unknown_probabilities_count_for_none(writer: Writer) -> None:
+    made = rollout(turn("Look first.\n</think>\n\nFixed the bug."))
+    sampled, number = made.mask.nonzero()[0], int(made.mask.sum())
+    made.logprobs[sampled] = np.log(0.95)
+    assert "; all were at least 90 % likely" in tokens_words(made, DECODE)
+    made.logprobs[sampled[:3]] = np.nan
+    told = f"{number} sampled tokens, of 3 the probability is unknown, mean log-probability -0.051"
+    assert tokens_words(made, DECODE) == f"{told}; all others were at least 90 % likely"
+    made.logprobs[sampled[3]] = np.log(0.02)
+    assert re.search("; the least likely: “[^“]*” 2.0 %$", tokens_words(made, DECODE))
+    made.logprobs[sampled] = np.nan
+    assert tokens_words(made, DECODE) == f"{number} sampled tokens, their probability is unknown"
+    writer.save(0, 0, made)
+    viewer = EpisodeViewer(writer.folder.path)
+    for text in (viewer.html, str(viewer)):
+        assert "their probability is unknown" in text and "at least 90 % likely" not in text
+        assert "mean log-probability" not in text
 
 
 def test_tokens_of_one_character_are_shown_as_it_and_ids_where_there_is_no_tokenizer() -> None:

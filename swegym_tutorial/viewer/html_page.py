@@ -22,6 +22,7 @@ from .parts import (
     facts,
     fair_share,
     given_text,
+    mask_words,
     pieces,
     result_rows,
     results_words,
@@ -61,7 +62,7 @@ def episode_html(
         parts.append(_issue(page.task.problem_statement, whole))
     if (rollout := page.rollout) is not None:
         parts += [_turns(rollout, whole), _patch(rollout.patch, whole), _tests(page, whole)]
-        parts.append(_tokens(rollout, decode, why_not, whole))
+        parts.append(_tokens(page, rollout, decode, why_not, whole))
     body = "\n".join(parts)
     # The classes tell MathJax, old and new, to look for no formulas here.
     label = f'role="region" aria-label="episode {_escaped(page.name)}"'
@@ -255,7 +256,7 @@ def _table(rows: list[ResultRow]) -> str:
     return f"<table><tr>{heads}</tr>{lines}</table>"
 
 
-def _tokens(rollout: Rollout, decode: Decode | None, why_not: str, whole: bool) -> str:
+def _tokens(page: EpisodePage, rollout: Rollout, decode: Decode | None, why_not: str, whole: bool) -> str:
     found = segments(rollout)
     shown = found if whole or len(found) <= SEGMENTS else found[: SEGMENTS // 2] + found[-SEGMENTS // 2 :]
     sizes = [segment.end - segment.start for segment in shown if segment.sampled]
@@ -267,8 +268,7 @@ def _tokens(rollout: Rollout, decode: Decode | None, why_not: str, whole: bool) 
     if left := len(found) - len(shown):
         blocks.insert(SEGMENTS // 2, _row("", f"<small>{_left_out(left, 'segment')}</small>"))
     rows.append("".join(blocks))
-    words = f"{len(rollout.tokens):,}, of which {int(rollout.mask.sum()):,} are sampled and trained on"
-    return _part("Tokens", words, "\n".join(rows), folded=True)
+    return _part("Tokens", mask_words(page, rollout), "\n".join(rows), folded=True)
 
 
 def _key() -> str:

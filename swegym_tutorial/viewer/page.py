@@ -36,6 +36,7 @@ class EpisodePage:
     name: str
     instance_id: str
     where: str = ""  # in words: training, train-job0
+    training: bool = False  # whether it is of the training, and not of an evaluation
     outcome: str = ""  # where there is no verdict: what the log says
     policy_version: int | None = None
     rollout: Rollout | None = None  # None: nothing was recorded, or it is gone
@@ -47,7 +48,7 @@ class EpisodePage:
 def load_page(episodes: EpisodeList, name: str, config: TrainingConfig | None) -> EpisodePage:
     """Read an attempt. name: one that `episodes.find` gave. What cannot be read is told in the notes."""
     ended = episodes.ended(name)
-    path = episodes.path(name)
+    path, place = episodes.path(name), episodes.place(name)
     rollout, verdict, notes = _recorded(path)
     instance_id = rollout.task_id if rollout else ended.instance_id if ended else ""
     if verdict is None and ended is not None and ended.reward is None:
@@ -59,7 +60,8 @@ def load_page(episodes: EpisodeList, name: str, config: TrainingConfig | None) -
     return EpisodePage(
         name=name,
         instance_id=instance_id,
-        where=episodes.place(name).words,
+        where=place.words,
+        training=place.training,
         outcome=ended.outcome if ended else "",
         policy_version=ended.policy_version if ended else None,
         rollout=rollout,

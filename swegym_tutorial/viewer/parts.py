@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 from ..lines import duration
 from ..rollout import Ending, Rollout, Turn
 from ..sandbox import CommandResult
@@ -260,20 +262,37 @@ def chance(logprob: float) -> str:
     return f"{percent:.0f} %" if percent >= 9.5 else f"{percent:.1f} %" if percent >= 0.095 else "under 0.1 %"
 
 
+def mask_words(page: EpisodePage, rollout: Rollout) -> str:
+    """Say how many of the tokens the policy made, and whether they are for training: only where there is a reward."""
+    rewarded = page.verdict is not None and page.verdict.outcome is not Outcome.INFRASTRUCTURE
+    use = " and trained on" if page.training and rewarded else ""
+    return f"{len(rollout.tokens):,}, of which {int(rollout.mask.sum()):,} are sampled{use}"
+
+
 def tokens_words(rollout: Rollout, decode: Decode | None, most: int = 5) -> str:
-    """Say how many tokens were sampled, how likely they were, and which the least."""
+    """Say how many tokens were sampled, how likely they were, and which the least; nan is unknown."""
     sampled = rollout.mask.nonzero()[0]
     if not len(sampled):
         return "no token was sampled"
-    logprobs = rollout.logprobs[sampled]
-    told = f"{len(sampled):,} sampled tokens, mean log-probability {logprobs.mean():.3f}"
-    least = [int(sampled[i]) for i in logprobs.argsort()[:most]]
+    known = sampled[~np.isnan(rollout.logprobs[sampled])]
+    logprobs = rollout.logprobs[known]
+    told = count(len(sampled), "sampled token")
+    if unknown := len(sampled) - len(known):
+        told += (
+            f", of {unknown:,} the probability is unknown" if len(known) else ", their probability is unknown"
+        )
+    if not len(known):
+        return told
+    told += f", mean log-probability {logprobs.mean():.3f}"
+    least = [int(known[i]) for i in logprobs.argsort()[:most]]
     named = [
         f"{text_of_one(rollout, at, decode)} {chance(float(rollout.logprobs[at]))}"
         for at in least
         if rollout.logprobs[at] < math.log(0.9)
     ]
-    return told + (f"; the least likely: {', '.join(named)}" if named else "; all were at least 90 % likely")
+    if named:
+        return f"{told}; the least likely: {', '.join(named)}"
+    return f"{told}; all {'others ' if unknown else ''}were at least 90 % likely"
 
 
 def text_of_one(rollout: Rollout, at: int, decode: Decode | None) -> str:

@@ -15,6 +15,7 @@ from .parts import (
     cut,
     exit_words,
     facts,
+    mask_words,
     result_rows,
     results_words,
     tokens_words,
@@ -41,7 +42,8 @@ def episode_text(page: EpisodePage, decode: Decode | None = None, whole: bool = 
             lines += ["", f"turn {number} ({count(turn.sampled_tokens, 'token')})", *_turn(turn, whole)]
         patch = page.rollout.patch.decode(errors="replace").rstrip("\n")
         lines += ["", "patch", *_indented(_cut(patch, whole) or "the attempt changed nothing")]
-        lines += ["", *_tests(page, whole), "", *_wrapped(f"tokens: {tokens_words(page.rollout, decode)}")]
+        tokens = f"{mask_words(page, page.rollout)}; {tokens_words(page.rollout, decode)}"
+        lines += ["", *_tests(page, whole), "", *_wrapped(f"tokens: {tokens}")]
     return visible("\n".join(lines))
 
 
