@@ -253,6 +253,7 @@ def figure_state(summary: RunSummary) -> Any:
         [len(steps) for steps in summary.steps.values()],
         [(e.label, e.job, e.resolved) for e in summary.evaluations],
         summary.planned_steps,
+        [job for job, state in summary.jobs.items() if state.name in ("failed", "out of time")],
         None if steps else (summary.phase, summary.status),
     )
 

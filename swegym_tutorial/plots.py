@@ -1,8 +1,8 @@
 """Figures of a run, from its summary.
 
-Pure functions: the same summary gives the same picture, whatever style the reader's own matplotlib has, and no
-global state of matplotlib is touched, so that a thread may draw. Steps are counted from 1 for people. Knows
-nothing of notebooks or of live runs.
+Pure functions: the same summary gives the same picture, and no global state of matplotlib is touched, so that a
+thread may draw. Colours, sizes, places and ticks are set here; of the reader's own style only the font and fine
+points of strokes reach in. Steps are counted from 1 for people. Knows nothing of notebooks or of live runs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import base64
 import io
 import os
-import statistics
 import textwrap
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from .summary import RunSummary
 from .terminal import summarise
-from .words import ENDED, PHASES, alt_text, held_out, phase_seconds, status_line
+from .words import (
+    ENDED,
+    PHASES,
+    alt_text,
+    ended_early,
+    held_out,
+    mean_rewards,
+    phase_seconds,
+    status_line,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,44 +49,56 @@ PHASE_COLORS = dict(zip(PHASES, ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#C
 
 
 def reward_time_figure(summary: RunSummary) -> Figure:
-    """Draw mean reward and full batch time over the optimizer step, side by side.
+    """Draw mean reward and full batch time over the steps, a batch each, side by side.
 
     Left: the mean reward of all graded attempts on a fixed scale from 0 to 1; of several clients each is a
-    thin grey line and their mean a bold one; held-out rates are diamonds before the first and after the last
+    thin grey line and their mean a bold one, which goes on without those that failed; held-out rates are diamonds before the first and after the last
     step. Right: the seconds of a batch, stacked by phase; of several clients their mean. A run without a
     step gives an empty pair of panels that say what the run is doing.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
+    figure.set_layout_engine("none")
     # Fixed margins: constrained layout takes three times as long, and the panels would move while one watches.
     left = figure.add_axes((0.056, 0.155, 0.3, 0.655))
     right = figure.add_axes((0.552, 0.155, 0.282, 0.655))
     last = max([summary.planned_steps, *(s.step + 1 for steps in summary.steps.values() for s in steps), 1])
     for axes in (left, right):
-        _style(axes, last)
+        _style(axes)
+    left.set_xlim(-0.02 * last - 0.6, 1.02 * last + 1.4)  # with room for the rates before and after
+    right.set_xlim(0.5 - 0.02 * last, 0.5 + 1.01 * last)
+    _number_steps(left, last, 0 if held_out(summary)[0] else 1)
+    _number_steps(right, last, 1)
     _draw_reward(left, summary, last)
     _draw_seconds(right, summary)
     return figure
 
 
-def _style(axes: Axes, last: int) -> None:
+def _style(axes: Axes) -> None:
     """Set every colour and size by hand: the reader's own style must not reach in."""
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_facecolor("white")
-    axes.set_xlim(-0.02 * last - 0.6, 1.02 * last + 1.4)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    axes.set_xlabel("optimizer step", fontsize=9, color=INK, labelpad=2)
+    axes.set_xlabel("step (a batch each)", fontsize=9, color=INK, labelpad=2, fontweight="normal")
+    axes.minorticks_off()
     axes.tick_params(
-        which="both", labelsize=9, color=RULE, labelcolor=INK, length=3, width=0.8, direction="out"
-    )
+        labelsize=9, color=RULE, labelcolor=INK, length=3, width=0.8, direction="out", pad=3.5,
+        bottom=True, labelbottom=True, left=True, labelleft=True,
+        top=False, labeltop=False, right=False, labelright=False,
+    )  # fmt: skip
     axes.grid(False)
     axes.grid(True, axis="y", color="#E8E8E8", linewidth=0.8, linestyle="-")
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set(color=RULE, linewidth=0.8)
+
+
+def _number_steps(axes: Axes, last: int, first: int) -> None:
+    """Number some of the steps between these two, in round numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    values = MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]).tick_values(0, last)
+    axes.set_xticks([value for value in values if first <= value <= last])
 
 
 def _head(axes: Axes, title: str, key: str) -> None:
@@ -160,8 +180,11 @@ def _draw_reward(axes: Axes, summary: RunSummary, last: int) -> None:
     if len(curves) > 1 or summary.clients > 1:
         for one in curves.values():
             axes.plot(*zip(*one, strict=True), color="#A8A8A8", linewidth=0.8, marker=".", markersize=2)
-        curve, name = mean_curve(curves, summary.clients), "mean"
-        key = f"thin: each of {max(summary.clients, len(curves))} clients, bold: their mean"
+        curve, name = mean_rewards(summary), "mean"
+        clients = max(summary.clients, len(curves))
+        key = f"thin: each of {clients} clients, bold: their mean"
+        if ended_early(summary):
+            key = f"thin: {clients} clients, bold: mean of those that got so far"
     else:
         curve, name = next(iter(curves.values()), []), "training"
         key = "of all graded attempts in a batch"
@@ -173,8 +196,8 @@ def _draw_reward(axes: Axes, summary: RunSummary, last: int) -> None:
     if curve:
         width, marker = (1.6, "") if len(curve) > DENSE else (2.2, "o")
         axes.plot(*zip(*curve, strict=True), color=REWARD, linewidth=width, marker=marker, markersize=3.2)
-        value = curve[-1][1]
-        beside = end - 1 if held_out(summary)[1] is None else end  # past the lines of the fastest client
+        step, value = curve[-1]
+        beside = end if step == end - 1 and held_out(summary)[1] else step  # past the diamond
         labels.append(_Label(beside, value, f"{name} {value:.2f}", REWARD, bold=True))
     _draw_labels(axes, labels)
 
@@ -193,15 +216,6 @@ def _draw_held_out(axes: Axes, summary: RunSummary, end: int) -> list[_Label]:
         axes.plot(end, after.rate, "D", color=HELD_OUT, markersize=5.5)
         labels.append(_Label(end, after.rate, f"held-out\nafter {after.rate:.2f}", HELD_OUT_TEXT))
     return labels
-
-
-def mean_curve(curves: Mapping[str, Sequence[tuple[int, float]]], clients: int) -> list[tuple[int, float]]:
-    """Average several clients' curves, at the steps that every client has done."""
-    if len(curves) < clients:
-        return []
-    values = [dict(curve) for curve in curves.values()]
-    steps = sorted(set.intersection(*(set(v) for v in values)))
-    return [(step, statistics.fmean(v[step] for v in values)) for step in steps]
 
 
 def _draw_seconds(axes: Axes, summary: RunSummary) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "alt_text",
     "duration",
     "held_out",
+    "mean_rewards",
     "phase_seconds",
     "status_line",
     "summary_table",
@@ -85,9 +86,32 @@ def _parts(result: StepResult) -> dict[str, float]:
     }  # fmt: skip
 
 
+def mean_rewards(summary: RunSummary) -> list[tuple[int, float]]:
+    """Return the mean of the clients' rewards in each step (counted from 1) that all of them have done.
+
+    A client that failed, or that was out of time, counts until its last step, and the others go on without it.
+    """
+    done = {job: {s.step + 1: s.reward_mean for s in steps} for job, steps in summary.steps.items()}
+    means: list[tuple[int, float]] = []
+    for step in sorted({step for values in done.values() for step in values}):
+        if any(step not in done.get(job, {}) for job in {*summary.jobs, *done} if _goes_on(summary, job)):
+            break
+        means.append((step, statistics.fmean(values[step] for values in done.values() if step in values)))
+    return means
+
+
+def ended_early(summary: RunSummary) -> bool:
+    """Whether a client has ended before others."""
+    return any(not _goes_on(summary, job) for job in summary.jobs)
+
+
+def _goes_on(summary: RunSummary, job: str) -> bool:
+    return summary.jobs.get(job, JobState()).name not in ("failed", "out of time")
+
+
 def alt_text(summary: RunSummary) -> str:
     """Say in a few sentences what the figure shows."""
-    said = ["Two charts over the optimizer step."]
+    said = ["Two charts over the steps, a batch each."]
     if reward := _reward_change(summary):
         said.append(f"Left: the mean reward of all graded attempts, {reward}.")
     else:
@@ -193,18 +217,20 @@ def _traffic(summary: RunSummary, now: float | None) -> list[tuple[str, str]]:
 
 
 def _reward_change(summary: RunSummary) -> str:
-    """Say how the mean reward went, from the means over the first and the last steps of all clients."""
-    curves = [[s.reward_mean for s in steps] for steps in summary.steps.values()]
-    if not curves:
-        return ""
-    length = min(len(curve) for curve in curves)
-    if length == 1:
-        return f"{statistics.fmean(c[0] for c in curves):.2f} in the first step"
-    k = min(5, length // 2)
-    first = statistics.fmean(value for c in curves for value in c[:k])
-    last = statistics.fmean(value for c in curves for value in c[-k:])
+    """Say how the clients' mean reward went, over the first and the last steps that all of them have done."""
+    means = mean_rewards(summary)
+    if not means:
+        return "no step is done by all clients yet" if summary.steps else ""
+    if len(means) == 1:
+        return f"{means[0][1]:.2f} in the first step"
+    k = min(5, len(means) // 2)
+    first = statistics.fmean(value for _, value in means[:k])
+    last = statistics.fmean(value for _, value in means[-k:])
     name = f"{k} steps" if k > 1 else "step"
-    return f"{first:.2f} in the first {name}, {last:.2f} in the last {name}"
+    told = f"{first:.2f} in the first {name}, {last:.2f} in the last {name}"
+    if summary.clients > 1 and ended_early(summary):
+        told += f", {means[-1][1]:.2f} in step {means[-1][0]} of the clients that got so far"
+    return told
 
 
 def _held_out_change(summary: RunSummary) -> str:

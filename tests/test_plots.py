@@ -19,7 +19,6 @@ from swegym_tutorial.plots import (
     DPI,
     HEIGHT,
     WIDTH,
-    mean_curve,
     picture,
     png_bytes,
     reward_time_figure,
@@ -27,7 +26,7 @@ from swegym_tutorial.plots import (
     spread,
 )
 from swegym_tutorial.summary import RunSummary
-from swegym_tutorial.words import alt_text, duration, phase_seconds, summary_table
+from swegym_tutorial.words import alt_text, duration, mean_rewards, phase_seconds, summary_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +82,10 @@ def test_every_text_is_large_enough_and_inside_the_picture(name: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_text_lies_on_another(name: str) -> None:
-    figure = drawn(summary_of(**RUNS[name]))
+    no_overlap(drawn(summary_of(**RUNS[name])))
+
+
+def no_overlap(figure: Figure) -> None:
     texts = list(itertools.chain.from_iterable(map(texts_of, figure.axes)))
     for one, other in itertools.combinations(texts, 2):
         a, b = one.get_window_extent(), other.get_window_extent()
@@ -137,10 +139,77 @@ def test_several_clients_are_thin_lines_and_one_bold_mean() -> None:
         assert bold.get_ydata()[n] == pytest.approx(sum(line.get_ydata()[n] for line in thin) / 8)
 
 
-def test_a_mean_needs_every_client() -> None:
-    curves = {"a": [(1, 0.0), (2, 0.5)], "b": [(1, 1.0)]}
-    assert mean_curve(curves, 2) == [(1, 0.5)]
-    assert mean_curve(curves, 3) == []
+def with_steps(*done: int, planned: int = 10, ended: dict[int, str] | None = None) -> RunSummary:
+    """A run in which client n has done done[n] steps, with the mean reward n / 10 + step / 100."""
+    events = Events(planned=planned, clients=len(done))
+    summary = RunSummary()
+    summary.update([events.event("run_start", steps=planned, clients=len(done))])
+    summary.update([events.event("phase", name="training")])
+    for step in range(max(done)):
+        for n in [n for n, count in enumerate(done) if step < count]:
+            batch = [e for e in events.batch(f"train-job{n}", step) if e["event"] == "step_done"]
+            summary.update([{**batch[0], "reward_mean": n / 10 + (step + 1) / 100}])
+    for n, name in (ended or {}).items():
+        summary.update([events.event(name, job=f"train-job{n}", reason="PolicyError: gone")])
+    assert summary.odd_events == 0
+    return summary
+
+
+def bold_of(summary: RunSummary) -> tuple[list[tuple[float, float]], list[Text]]:
+    """The points of the bold line, and the labels beside it."""
+    reward, _ = drawn(summary).axes
+    (line,) = [each for each in reward.lines if each.get_color() == "#0072B2"] or [None]
+    points = list(zip(line.get_xdata(), line.get_ydata(), strict=True)) if line else []
+    return points, [text for text in reward.texts if text.get_text().startswith("mean ")]
+
+
+def test_a_mean_needs_every_client_that_goes_on() -> None:
+    assert mean_rewards(with_steps(2, 1)) == [(1, pytest.approx(0.06))]
+    waiting = with_steps(2, 1, 0)
+    assert mean_rewards(waiting) == [] and bold_of(waiting) == ([], [])
+    assert dict(summary_table(waiting))["mean reward"] == "no step is done by all clients yet"
+    assert "no step is done by all clients yet" in alt_text(waiting)
+
+
+@pytest.mark.parametrize("end", ["job_failed", "out_of_time"])
+@pytest.mark.parametrize("steps", [2, 0])
+def test_the_mean_goes_on_without_a_client_that_has_ended(end: str, steps: int) -> None:
+    summary = with_steps(10, 10, steps, ended={2: end})
+    points, (label,) = bold_of(summary)
+    with_all = [(n, 0.1 + n / 100) for n in range(1, steps + 1)]
+    assert points == [
+        pytest.approx(p) for p in (*with_all, *((n, 0.05 + n / 100) for n in range(steps + 1, 11)))
+    ]
+    assert label.get_text() == "mean 0.15" and tuple(label.xy) == pytest.approx((10, 0.15), abs=0.01)
+    told = dict(summary_table(summary))["mean reward"]
+    assert told.endswith("in the last 5 steps, 0.15 in step 10 of the clients that got so far")
+    assert told in alt_text(summary)
+    no_overlap(drawn(summary))
+    assert any("mean of those that got so far" in text.get_text() for text in drawn(summary).axes[0].texts)
+
+
+def test_the_mean_s_label_stands_at_its_own_end() -> None:
+    points, (label,) = bold_of(with_steps(10, 3))
+    assert len(points) == 3 and label.xy[0] == 3 and label.get_text() == "mean 0.08"
+
+
+def ticks(axes: Axes) -> list[float]:
+    return [float(value) for value in axes.get_xticks()]
+
+
+def test_only_steps_are_numbered_and_0_where_the_rate_before_them_is() -> None:
+    reward, seconds = drawn(summary_of(steps=3)).axes
+    assert ticks(reward) == [0, 1, 2, 3] and ticks(seconds) == [1, 2, 3]
+    for count in (1, 3, 7, 30, 100):
+        for axes in drawn(summary_of(steps=count, evaluations=())).axes:
+            assert min(ticks(axes)) >= 1 and max(ticks(axes)) <= count
+
+
+def test_the_names_of_phases_stand_beside_the_axis_of_a_run_that_is_done() -> None:
+    _, seconds = drawn(summary_of(steps=3)).axes
+    edge = seconds.get_window_extent().x1
+    labels = [text for text in seconds.texts if text.get_text().startswith(("sampling", "publishing"))]
+    assert len(labels) == 2 and all(text.get_window_extent().x0 > edge for text in labels)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.05, 0.2)), max_size=5))
@@ -159,7 +228,12 @@ def test_the_reader_s_own_style_does_not_reach_in() -> None:
     summary = summary_of(steps=3)
     plain = png_bytes(reward_time_figure(summary))
     with matplotlib.style.context(
-        ["dark_background", {"font.size": 20, "lines.linewidth": 9, "axes.grid": True}]
+        [
+            "dark_background",
+            {"font.size": 20, "lines.linewidth": 9, "axes.grid": True, "figure.constrained_layout.use": True},
+            {"xtick.top": True, "xtick.labelbottom": False, "ytick.left": False, "ytick.labelright": True},
+            {"xtick.minor.visible": True, "xtick.major.pad": 20, "axes.labelweight": "bold"},
+        ]
     ):
         assert png_bytes(reward_time_figure(summary)) == plain
 
