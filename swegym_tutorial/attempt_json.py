@@ -5,6 +5,7 @@ Knows nothing of files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,6 +69,8 @@ def rollout_from_json(saved: Mapping[str, Any], patch: bytes) -> Rollout:
     logprobs = np.array(saved["logprobs"], dtype=np.float32)  # what JSON could not say is nan
     if tokens.ndim != 1 or not tokens.shape == mask.shape == logprobs.shape:
         raise ValueError("tokens, mask and logprobs are not lists of the same length")
+    if (tokens < 0).any():
+        raise ValueError("there is a token id below 0")
     return Rollout(
         task_id=str(saved["instance_id"]),
         tokens=tokens,
@@ -76,22 +79,46 @@ def rollout_from_json(saved: Mapping[str, Any], patch: bytes) -> Rollout:
         turns=tuple(_turn_from_json(turn) for turn in saved["turns"]),
         ending=Ending(saved["ending"]),
         patch=patch,
-        seconds=float(saved["seconds"]),
+        seconds=_seconds(saved),
     )
 
 
 def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
-    fields = ("exit_code", "output", "timed_out", "truncated_bytes", "seconds")
     calls = turn["calls"]
     return Turn(
         text=str(turn["text"]),
-        sampled_tokens=int(turn["sampled_tokens"]),
+        sampled_tokens=_field(turn, "sampled_tokens", int),
         commands=tuple(str(call["command"]) for call in calls),
-        results=tuple(CommandResult(**{name: call[name] for name in fields}) for call in calls),
+        results=tuple(map(_result_from_json, calls)),
         errors=tuple(map(str, turn["errors"])),
         sampling_seconds=0.0,
-        tool_seconds=sum(float(call["seconds"]) for call in calls),
+        tool_seconds=sum(map(_seconds, calls)),
     )
+
+
+def _result_from_json(call: Mapping[str, Any]) -> CommandResult:
+    return CommandResult(
+        exit_code=_field(call, "exit_code", int),
+        output=_field(call, "output", str),
+        timed_out=_field(call, "timed_out", bool),
+        truncated_bytes=_field(call, "truncated_bytes", int),
+        seconds=_seconds(call),
+    )
+
+
+def _field(saved: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    """Return a field that people are shown as it is, so that it must be what they are told it is."""
+    value = saved[name]
+    if type(value) not in kinds:  # a bool is no number here
+        raise TypeError(f"{name} is of type {type(value).__name__}, not {kinds[0].__name__}")
+    return value
+
+
+def _seconds(saved: Mapping[str, Any]) -> float:
+    number = float(_field(saved, "seconds", float, int))
+    if not math.isfinite(number):
+        raise ValueError(f"seconds is {number}, no time")
+    return number
 
 
 def verdict_from_json(saved: Mapping[str, Any], log: str = "") -> Verdict:
@@ -103,7 +130,7 @@ def verdict_from_json(saved: Mapping[str, Any], log: str = "") -> Verdict:
         tests={str(test): str(status) for test, status in saved["tests"].items()},
         detail=str(saved["detail"]),
         log=log,
-        seconds=float(saved["seconds"]),
+        seconds=_seconds(saved),
         shared=bool(saved["shared"]),
         plain=None if plain is None else Outcome(plain),
         own_reward=None if reward == (outcome is Outcome.RESOLVED) else reward,

@@ -129,7 +129,7 @@ def saved_config(folder: Path) -> TrainingConfig:
     path = folder / "config.json"
     try:
         return TrainingConfig(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{folder} holds no run to go on with: {path.name} cannot be read: {error}") from error
 
 

@@ -325,7 +325,7 @@ def _log_in(path: str | os.PathLike[str]) -> Path:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line.decode("utf-8", "surrogatepass"))  # it would look for the encoding first
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 

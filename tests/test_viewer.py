@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import os
 import random
@@ -615,11 +616,21 @@ def cut_short(path: Path) -> None:
 
 def other_json(value: Any) -> Callable[[Path], None]:
     def write(path: Path) -> None:
-        import gzip
-
         saved = json.loads(gzip.decompress(path.read_bytes()))
         changed = {**saved, **value} if isinstance(value, dict) else value
         path.write_bytes(gzip.compress(dumps(changed).encode()))
+
+    return write
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+
+
+def other_text(old: bytes, new: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        text = gzip.decompress(path.read_bytes())
+        assert old in text
+        path.write_bytes(gzip.compress(text.replace(old, new)))
 
     return write
 
@@ -640,6 +651,17 @@ def other_json(value: Any) -> Callable[[Path], None]:
         other_json({"turns": None}),
         other_json({"verdict": {"outcome": "new"}}),
         other_json({"verdict": None}),
+        other_json({"tokens": [-1], "mask": [1], "logprobs": [0.0]}),
+        other_json({"seconds": "1.5"}),
+        other_text(b'"seconds": 83.2', b'"seconds": Infinity'),
+        other_text(b'"seconds": 0.1', b'"seconds": "1.5"'),
+        other_text(b'"seconds": 0.1', b'"seconds": NaN'),
+        other_text(b'"exit_code": 0', b'"exit_code": null'),
+        other_text(b'"output": "a\\n"', b'"output": null'),
+        other_text(b'"timed_out": false', b'"timed_out": "no"'),
+        other_text(b'"truncated_bytes": 0', b'"truncated_bytes": "x"'),
+        other_text(b'"sampled_tokens": ', b'"sampled_tokens": 1.5, "was": '),
+        other_text(b'"errors": []', b'"errors": ' + DEEP),
     ],
 )
 def test_a_damaged_recording_is_told_and_hides_no_other(
@@ -651,6 +673,7 @@ def test_a_damaged_recording_is_told_and_hides_no_other(
     viewer = EpisodeViewer(writer.folder.path, "g000000-a0")
     assert "its recording in g000000-a0 is damaged" in viewer.html and "is damaged" in str(viewer)
     Elements(viewer.html)
+    assert main(["show", str(writer.folder.path), "--episode", "g000000-a0"]) == 0
     viewer.show("g000000-a1")
     assert "resolved, reward 1" in viewer.html
 
@@ -670,6 +693,19 @@ def test_without_patch_settings_task_or_log_the_rest_is_shown(writer: Writer) ->
             and "Issue" not in viewer.html
         )
         assert "resolved, reward 1" in viewer.html and "Token ids" in viewer.html
+
+
+def test_foreign_lines_and_settings_hide_no_attempt(writer: Writer) -> None:
+    writer.save(0, 0)
+    with writer.folder.events.open("ab") as file:
+        file.write(b'{"event": "episode", "deep": ' + DEEP + b"}\n")
+        odd = b'{"event": "episode", "phase": "run-1", "job": "j", "attempt": 0, "reward": 1, "outcome": "resolved", '
+        file.write(odd + b'"group": Infinity}\n')
+        file.write(odd + b'"group": "x"}\n')
+    writer.save(0, 1)
+    (writer.folder.path / "config.json").write_bytes(b'{"tasks": ' + DEEP + b"}")
+    viewer = EpisodeViewer(writer.folder.path)
+    assert viewer.names == ("g000000-a0", "g000000-a1") and "resolved, reward 1" in viewer.html
 
 
 # -- Sizes -----------------------------------------------------------------------------------------

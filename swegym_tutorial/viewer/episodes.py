@@ -84,7 +84,7 @@ class EpisodeList:
             if event.get("event") == "episode":
                 try:
                     place, ended = _ended(event)
-                except (KeyError, TypeError, ValueError):
+                except (KeyError, TypeError, ValueError, OverflowError):
                     continue  # a foreign line must not hide the others
                 self._ended[place] = ended
         there = set(_recorded(self.folder / "episodes"))

@@ -26,7 +26,10 @@ from .episodes import EpisodeList, Place
 
 LONGEST_LOG = 2**20  # bytes of what the tests printed that are read
 Decode = Callable[[Sequence[int]], str]
-DAMAGE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, OverflowError)
+DAMAGE = (
+    OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, OverflowError,
+    RecursionError,  # JSON of 200,000 lists in each other
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
