@@ -335,6 +335,14 @@ def test_patch_lines_are_told_apart_by_their_place_and_by_sign_and_ground() -> N
     assert lines["line plus"]["style"] != lines["line minus"]["style"]
 
 
+def test_a_patch_that_changes_line_ends_alone_shows_them(writer: Writer) -> None:
+    writer.save(0, 0, rollout(patch=b"diff --git a/x b/x\n@@ -1,2 +1,2 @@\n-one\r\n+one\n-t\rwo\r\r\n+two\n"))
+    viewer = EpisodeViewer(writer.folder.path)
+    lines = ["-one␍", "+one", "-t␍wo␍␍", "+two"]
+    assert [line for line in Elements(viewer.html).text.split("\n") if line in lines] == lines
+    assert [line[2:] for line in str(viewer).split("\n") if line[2:] in lines] == lines
+
+
 def test_a_page_has_no_colour_of_text_and_headings_for_those_who_listen() -> None:
     made = episode_html(EpisodePage("n", "t", rollout=rollout(patch=PATCH), verdict=FIXED, task=TASK), DECODE)
     assert not re.search(r"(?<![-\w])color:(?!inherit)", made)
@@ -594,6 +602,9 @@ def test_a_name_that_is_not_found_leaves_the_new_names_of_the_rest_right(writer:
     assert viewer._page is not None and viewer._page.instance_id == "the__first-1"
 
 
+GONE = "this is what was read before it was gone: it was deleted, by hand or by the run"
+
+
 def test_what_is_shown_is_kept_with_a_note_when_it_is_gone(writer: Writer) -> None:
     path = writer.save(0, 0, verdict=None)
     writer.save(1, 0, verdict=None)
@@ -604,10 +615,45 @@ def test_what_is_shown_is_kept_with_a_note_when_it_is_gone(writer: Writer) -> No
     for act in (viewer.refresh, viewer.show, viewer._row.renew.click):
         act()
         assert viewer.name == "run-1/train-job0/g000000-a0" and "Turn 1" in viewer.html
-        assert viewer.html.count("it is gone from the run") == 1 == str(viewer).count("it is gone from the")
+        assert viewer.html.count(GONE) == 1 == str(viewer).count(GONE)
         assert viewer._row.list.value is None
     viewer._row.next.click()
-    assert viewer.name == viewer._row.list.value == "g000001-a0" and "it is gone" not in viewer.html
+    assert viewer.name == viewer._row.list.value == "g000001-a0" and GONE not in viewer.html
+
+
+def test_after_the_folder_is_deleted_that_is_what_is_said(writer: Writer) -> None:
+    writer.save(0, 0)
+    writer.save(1, 0, verdict=None)
+    logged, unlogged = (EpisodeViewer(writer.folder.path, name) for name in ("g000000-a0", "g000001-a0"))
+    shutil.rmtree(writer.folder.path)
+    for viewer in (logged, unlogged):
+        viewer.refresh()
+        for text in (Elements(viewer.html).text, " ".join(str(viewer).split())):
+            assert f"gone: there is no run folder {writer.folder.path} any more" in text
+            assert "episodes_gb" not in text
+        with pytest.raises(LookupError, match=r"g000007-a0: there is no run folder .* any more$"):
+            viewer.show("g000007-a0")
+    assert logged.name == "g000000-a0" and "resolved, by the log" in str(logged)
+    assert unlogged.name == "run-1/train-job0/g000001-a0" and "Turn 1" in unlogged.html
+
+
+def test_where_all_recordings_are_gone_near_names_are_told_from_the_log(writer: Writer) -> None:
+    writer.log(0, 0, 1.0, "resolved")
+    for name in ("g000007-a0", "g000000-a7"):
+        with pytest.raises(LookupError, match=r"near it: g000000-a0; the recordings of all are gone$"):
+            EpisodeViewer(writer.folder.path, name)
+
+
+def test_it_says_in_a_few_words_what_it_shows(writer: Writer) -> None:
+    viewer = EpisodeViewer(writer.folder.path)
+    assert repr(viewer) == "<EpisodeViewer: no episode has been recorded yet>"
+    writer.save(0, 0)
+    writer.log(0, 1, None, "infra\x1b", instance_id="x\x1b")
+    viewer.refresh()
+    words = f"g000000-a0 {TASK.instance_id}, resolved, reward 1"
+    assert repr(viewer) == f"<EpisodeViewer: {words}; print() says all of it>"
+    viewer.show("g000000-a1")
+    assert repr(viewer) == "<EpisodeViewer: g000000-a1 x␛, infra␛, by the log; print() says all of it>"
 
 
 def cut_short(path: Path) -> None:
@@ -703,9 +749,14 @@ def test_foreign_lines_and_settings_hide_no_attempt(writer: Writer) -> None:
         file.write(odd + b'"group": Infinity}\n')
         file.write(odd + b'"group": "x"}\n')
     writer.save(0, 1)
-    (writer.folder.path / "config.json").write_bytes(b'{"tasks": ' + DEEP + b"}")
-    viewer = EpisodeViewer(writer.folder.path)
-    assert viewer.names == ("g000000-a0", "g000000-a1") and "resolved, reward 1" in viewer.html
+    config = TrainingConfig.laptop().to_json()
+    for settings in (
+        b'{"tasks": ' + DEEP + b"}",
+        *(dumps(config | {"tasks": v}).encode() for v in (5, [], "a\0")),
+    ):
+        (writer.folder.path / "config.json").write_bytes(settings)
+        viewer = EpisodeViewer(writer.folder.path)
+        assert viewer.names == ("g000000-a0", "g000000-a1") and "resolved, reward 1" in viewer.html
 
 
 # -- Sizes -----------------------------------------------------------------------------------------

@@ -112,14 +112,18 @@ class EpisodeList:
         raise LookupError(self._unknown(name, folder))
 
     def _unknown(self, name: str, folder: str) -> str:
+        if not self.folder.is_dir():
+            return f"there is no episode {name}: there is no run folder {self.folder} any more"
         if not self._places:
             return f"{self.folder} has no episode {name}: none has been recorded yet"
         group = folder.partition("-")[0]
         near = [known for known, place in self._places.items() if place.folder.startswith(f"{group}-")]
-        near = near or list(self.names)[:2000]
+        near = near or list(self.names or self._places)[:2000]
         near = difflib.get_close_matches(name, near, n=NEAR, cutoff=0) or near[:NEAR]
         many = (
-            f"there are {len(self.names):,}, from {self.names[0]} to {self.names[-1]}" if self.names else ""
+            f"there are {len(self.names):,}, from {self.names[0]} to {self.names[-1]}"
+            if self.names
+            else "the recordings of all are gone"
         )
         return f"{self.folder} has no episode {name}; near it: {', '.join(near)}; {many}"
 

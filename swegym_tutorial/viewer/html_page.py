@@ -23,6 +23,7 @@ from .parts import (
     fair_share,
     given_text,
     mask_words,
+    patch_text,
     pieces,
     result_rows,
     results_words,
@@ -188,11 +189,11 @@ def _row(name: str, body: str, wrong: bool = False) -> str:
 
 
 def _patch(patch: bytes, whole: bool) -> str:
-    text = patch.decode(errors="replace")
+    text = patch_text(patch)
     if not text.strip():
         return _part("Patch", "", "<small>The attempt changed nothing.</small>", folded=False)
     counts = [sum(kind == sign for kind, _ in _patch_lines(text)) for sign in ("file", "plus", "minus")]
-    lines = _patch_lines(_whole_of(cut(text.rstrip("\n"), None if whole else PATCH)))
+    lines = _patch_lines(_whole_of(cut(text, None if whole else PATCH)))
     if not whole and len(lines) > PATCH_LINES:
         middle = ("head", _left_out(len(lines) - PATCH_LINES, "line").strip())
         lines = [*lines[: PATCH_LINES * 2 // 3], middle, *lines[-PATCH_LINES // 3 :]]

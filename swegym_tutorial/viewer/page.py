@@ -59,7 +59,7 @@ def load_page(episodes: EpisodeList, name: str, config: TrainingConfig | None) -
     elif rollout is not None and verdict is None:
         notes.insert(0, "not graded: the grading had not ended when this was read, or its process is gone")
     elif rollout is None and not notes:
-        notes.append("its recording is gone: the oldest are deleted beyond the run's setting episodes_gb")
+        notes.append(f"its recording is gone: {_why_gone(episodes.folder)}")
     return EpisodePage(
         name=name,
         instance_id=instance_id,
@@ -74,13 +74,20 @@ def load_page(episodes: EpisodeList, name: str, config: TrainingConfig | None) -
     )
 
 
-def gone_page(page: EpisodePage, place: Place) -> EpisodePage:
+def _why_gone(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no run folder {folder} any more"
+    return "it was deleted, by hand or by the run, which deletes its oldest beyond its setting episodes_gb"
+
+
+def gone_page(page: EpisodePage, place: Place, folder: Path) -> EpisodePage:
     """Return a page on an attempt that neither the log nor a recording tells of any more, as it was read last.
 
     Its name says all of its place, as what it had may be the name of another now.
     """
-    note = "it is gone from the run's folder since it was read: this is what was there"
-    return replace(page, name="/".join(place), notes=(*(n for n in page.notes if n != note), note))
+    note = "this is what was read before it was gone"
+    notes = [each for each in page.notes if not each.startswith(note)]
+    return replace(page, name="/".join(place), notes=(*notes, f"{note}: {_why_gone(folder)}"))
 
 
 def _recorded(path: Path) -> tuple[Rollout | None, Verdict | None, list[str]]:
@@ -120,11 +127,11 @@ def _log(path: Path, rollout: Rollout) -> str:
 
 def _task(source: str, instance_id: str) -> Task | None:
     """Return a task where its source is on this machine."""
-    if source.partition(":")[0] == "swegym" and not cached_path().is_file():
-        return None
     try:
+        if source.partition(":")[0] == "swegym" and not cached_path().is_file():
+            return None
         return _tasks(source).get(instance_id)
-    except (TaskError, OSError):
+    except (TaskError, *DAMAGE):  # settings may be foreign, too
         return None
 
 

@@ -42,6 +42,11 @@ def visible(text: str) -> str:
     return text.translate(_UNSEEN)
 
 
+def patch_text(patch: bytes) -> str:
+    """Return a patch as text. Carriage returns are shown, as the ends of lines may be all that it changes."""
+    return patch.decode(errors="replace").replace("\r", "␍").rstrip("\n")
+
+
 @dataclass(frozen=True)
 class Cut:
     """A text of which the middle may be left out."""

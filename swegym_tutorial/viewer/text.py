@@ -16,6 +16,7 @@ from .parts import (
     exit_words,
     facts,
     mask_words,
+    patch_text,
     result_rows,
     results_words,
     tokens_words,
@@ -40,8 +41,8 @@ def episode_text(page: EpisodePage, decode: Decode | None = None, whole: bool = 
     if page.rollout is not None:
         for number, turn in enumerate(page.rollout.turns, 1):
             lines += ["", f"turn {number} ({count(turn.sampled_tokens, 'token')})", *_turn(turn, whole)]
-        patch = page.rollout.patch.decode(errors="replace").rstrip("\n")
-        lines += ["", "patch", *_indented(_cut(patch, whole) or "the attempt changed nothing")]
+        patch = _cut(patch_text(page.rollout.patch), whole)
+        lines += ["", "patch", *_indented(patch or "the attempt changed nothing")]
         tokens = f"{mask_words(page, page.rollout)}; {tokens_words(page.rollout, decode)}"
         lines += ["", *_tests(page, whole), "", *_wrapped(f"tokens: {tokens}")]
     return visible("\n".join(lines))
@@ -91,4 +92,4 @@ def _indented(text: str, first: str = "  ", others: str | None = None) -> list[s
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, break_long_words=False) if text else []
+    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) if text else []

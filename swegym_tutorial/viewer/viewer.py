@@ -15,6 +15,7 @@ from ..outputs import Output, in_notebook
 from .episodes import EpisodeList, Place
 from .html_page import episode_html
 from .page import Decode, EpisodePage, find_decoder, gone_page, load_page, read_config
+from .parts import verdict_words, visible
 from .text import episode_text
 
 SHOWN_NAMES = 20  # of a list in text
@@ -90,6 +91,13 @@ class EpisodeViewer:
         """What is shown, as plain text."""
         return NOTHING if self._page is None else episode_text(self._page, self._decode, self._whole)
 
+    def __repr__(self) -> str:
+        """What is shown, in a few words."""
+        if self._page is None:
+            return "<EpisodeViewer: no episode has been recorded yet>"
+        words = f"{self._page.name} {self._page.instance_id}, {verdict_words(self._page)}"
+        return f"<EpisodeViewer: {visible(words)}; print() says all of it>"
+
     def _ipython_display_(self) -> None:
         """Show nothing where it is a cell's last value: it has shown itself already. In a terminal, its text."""
         if not self._notebook:
@@ -143,7 +151,7 @@ class EpisodeViewer:
             self._page = load_page(self._episodes, name, self._config)
             self._place = self._episodes.place(name)
         elif self._page is not None and self._place is not None:
-            self._page = gone_page(self._page, self._place)
+            self._page = gone_page(self._page, self._place, self._episodes.folder)
         self._whole = whole
         if self._notebook:
             self._output.put({"text/html": self.html, "text/plain": str(self)}, {})
