@@ -29,6 +29,15 @@ def _positive(kind: Any) -> Any:
     return read
 
 
+def _png(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(
+            f"what is drawn is a PNG: name a file that ends in .png, not {text!r}"
+        )
+    return path
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="swegym-tutorial",
@@ -51,14 +60,14 @@ def make_parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="show a run: its steps, its figure, one of its attempts")
     show.add_argument("run_folder", type=Path, metavar="RUN", help="the run's folder")
     show.add_argument(
-        "--episode", metavar="NAME", help="an attempt, like g000003-a2: its turns, patch and tests"
+        "--episode", metavar="NAME", help="only an attempt, like g000003-a2: its turns, patch and tests"
     )
     show.add_argument(
-        "--png", type=Path, metavar="FILE", help="where the figure goes (default: RUN/reward_time.png)"
+        "--png", type=_png, metavar="FILE", help="where the figure goes (default: RUN/reward_time.png)"
     )
     show.add_argument(
         "--timeline",
-        type=Path,
+        type=_png,
         metavar="FILE",
         help="also draw what went on at the same time (attempts, grading, training) as a PNG: the last ten steps",
     )

@@ -33,7 +33,11 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     if not (args.run_folder / "events.jsonl").exists():
         parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
-    if args.episode:
+    if args.episode is not None:
+        if not args.episode.strip():
+            parser.error("--episode wants the name of an attempt, like g000003-a2")
+        if args.png or args.timeline:
+            parser.error("--episode prints one attempt and draws nothing: leave out --png and --timeline")
         return _show_episode(args.run_folder, args.episode)
     console = Console(emoji=False, markup=False)
     summary = summarise(args.run_folder)

@@ -945,6 +945,41 @@ def test_the_command_prints_a_patch_as_it_is(writer: Writer, capsys: pytest.Capt
     assert [f"  {line}" for line in patch.decode().splitlines()] == printed[printed.index("patch") + 1 :][:8]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--episode", "g000000-a0", "--png", "x.png"], "leave out --png and --timeline"),
+        (["--episode", "g000000-a0", "--timeline", "x.png"], "leave out --png and --timeline"),
+        (["--episode", ""], "--episode wants the name of an attempt"),
+        (["--episode", " "], "--episode wants the name of an attempt"),
+        (
+            ["--timeline", "x.pdf"],
+            "--timeline: what is drawn is a PNG: name a file that ends in .png, not 'x.pdf'",
+        ),
+        (["--timeline", "x.svg"], "ends in .png, not 'x.svg'"),
+        (["--timeline", ""], "ends in .png, not ''"),
+        (["--png", "x.jpg"], "--png: what is drawn is a PNG"),
+        (["--png", "x"], "ends in .png, not 'x'"),
+    ],
+)
+def test_show_refuses_what_it_would_not_do(
+    writer: Writer,
+    arguments: list[str],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer.save(0, 0)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(["show", str(writer.folder.path), *arguments])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and not printed.out and why in printed.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_no_console_of_the_package_changes_what_it_prints() -> None:
     """By itself rich makes an emoji of x[:100:2], and a style of [bold]."""
     package = Path(swegym_tutorial.__file__).parent
