@@ -8,10 +8,11 @@ searched: the repository's own files, which are base_commit's; binary files; pro
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import closing
-from weakref import WeakKeyDictionary
 
 from .patches import OWN_GIT, HistoryShown, hide_history
 from .sandbox import Sandbox, SandboxBackend, SandboxError
@@ -62,8 +63,10 @@ echo 'the search is over' | lines --label=. -
 _OVER = ".\0the search is over"
 _TRACKED = f"{OWN_GIT}LC_ALL=C git grep -h -I -E -e '.{{{SHORTEST},}}' HEAD"
 
-# What was searched and shows nothing: the sandboxes of one backend for one task are all alike.
-_clean: WeakKeyDictionary[SandboxBackend, set[Hashable]] = WeakKeyDictionary()
+# What was searched and shows nothing, by backend: its sandboxes for one task are all alike. No dict holds
+# them, for own ones may be dataclasses: those have no hash, or with slots no weak reference.
+_clean: deque[tuple[Callable[[], SandboxBackend | None], set[Hashable]]] = deque(maxlen=16)
+_lock = threading.Lock()
 
 
 class AnswerShown(SandboxError):
@@ -79,12 +82,25 @@ def prepare(sandbox: Sandbox, task: Task, sandboxes: SandboxBackend) -> None:
     """
     if task.image:
         hide_history(sandbox, task)
-    clean = _clean.setdefault(sandboxes, set())
+    clean = _clean_of(sandboxes)
     key = (task.instance_id, task.base_commit, task.image, task.patch, task.test_patch)
     if key not in clean:
         if found := answers_in(sandbox, task):
             raise AnswerShown(f"{task.instance_id}: an agent could read the answer: {'; '.join(found)}")
         clean.add(key)
+
+
+def _clean_of(sandboxes: SandboxBackend) -> set[Hashable]:
+    """Return the keys of what was searched in this backend's sandboxes; holds on to no backend that allows that."""
+    with _lock:
+        for known, clean in _clean:
+            if known() is sandboxes:
+                return clean
+        try:
+            _clean.append((weakref.ref(sandboxes), set()))
+        except TypeError:  # it has slots, and none for weak references
+            _clean.append((lambda: sandboxes, set()))
+        return _clean[-1][1]
 
 
 def check_answers(sandboxes: SandboxBackend, task: Task) -> str:

@@ -1,13 +1,14 @@
 """One attempt's border: what is retried, what is lost, and what is recorded of it."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FINAL, Script
+from conftest import FINAL, Script, tool_call
 
-from swegym_tutorial import TrainingConfig
+from swegym_tutorial import TrainingConfig, answers
 from swegym_tutorial.attempts import AttemptRunner, Identity, sampling_seed
 from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.events import EventReader, RunFolder, read_episode
@@ -35,13 +36,38 @@ class Flaky:
         pass
 
 
+class Own:
+    """A backend as a user would write it, around another one."""
+
+    sandboxes: Any
+
+    def open(self, task):
+        return self.sandboxes.open(task)
+
+    def close(self):
+        pass
+
+
+@dataclass
+class Plain(Own):  # no hash
+    sandboxes: Any
+    name: str = "own"
+
+
+@dataclass(slots=True, eq=False)
+class Slotted:  # no weak reference
+    sandboxes: Any
+    name: str = "own"
+    open, close = Own.open, Own.close
+
+
 @pytest.fixture
 def made(tmp_path, chat, sandboxes, task):
-    def make(faults: int, retries: int = 1, reward=None):
+    def make(faults: int = 0, retries: int = 1, reward=None, kind=None):
         config = replace(TrainingConfig.laptop(), attempt_retries=retries)
         folder, halt = RunFolder(tmp_path), Halt()
         folder.open()
-        flaky = Flaky(sandboxes, faults)
+        flaky = kind(sandboxes) if kind else Flaky(sandboxes, faults)
         runner = AttemptRunner(chat, flaky, Grader(flaky, config), folder, config, reward=reward)
         return runner, folder, halt
 
@@ -63,6 +89,20 @@ def test_a_fault_is_tried_again_and_leaves_no_trace_in_the_reward(made, chat, ta
     ]
     saved = read_episode(folder.episode("run-1", "train-job0", 3, 0))
     assert saved["verdict"]["outcome"] == "empty_patch" and saved["tokens"] == rollout.tokens.tolist()
+
+
+@pytest.mark.parametrize("kind", [Plain, Slotted])
+def test_any_kind_of_object_can_be_a_backend(kind, made, chat, task, monkeypatch):
+    searches = []
+    search = answers.answers_in
+    monkeypatch.setattr(answers, "answers_in", lambda *args: searches.append(1) or search(*args))
+    runner, _, halt = made(kind=kind)
+    for attempt in range(2):
+        key = identity(task, attempt=attempt)
+        mended = tool_call(f"git apply <<'END'\n{task.patch}\nEND")
+        rollout = runner.rollout(task, Script(chat, mended, FINAL), key, halt)
+        assert runner.grade(task, rollout, key, halt).reward == 1
+    assert len(searches) == 1  # once a task and backend
 
 
 def test_case_37_an_attempt_that_faults_took_has_no_reward_and_is_counted(made, chat, task):
