@@ -335,10 +335,14 @@ def test_patch_lines_are_told_apart_by_their_place_and_by_sign_and_ground() -> N
     assert lines["line plus"]["style"] != lines["line minus"]["style"]
 
 
-def test_a_patch_that_changes_line_ends_alone_shows_them(writer: Writer) -> None:
-    writer.save(0, 0, rollout(patch=b"diff --git a/x b/x\n@@ -1,2 +1,2 @@\n-one\r\n+one\n-t\rwo\r\r\n+two\n"))
+def test_a_patch_that_changes_line_ends_or_bytes_alone_shows_them(writer: Writer) -> None:
+    writer.save(
+        0,
+        0,
+        rollout(patch=b"diff --git a/x b/x\n@@ -1,2 +1,2 @@\n-one\r\n+one\n-t\rwo\r\r\n+two\n-\xff\n+\xe9\n"),
+    )
     viewer = EpisodeViewer(writer.folder.path)
-    lines = ["-one␍", "+one", "-t␍wo␍␍", "+two"]
+    lines = ["-one␍", "+one", "-t␍wo␍␍", "+two", "-\\xff", "+\\xe9"]
     assert [line for line in Elements(viewer.html).text.split("\n") if line in lines] == lines
     assert [line[2:] for line in str(viewer).split("\n") if line[2:] in lines] == lines
 

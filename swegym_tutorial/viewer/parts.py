@@ -43,8 +43,8 @@ def visible(text: str) -> str:
 
 
 def patch_text(patch: bytes) -> str:
-    """Return a patch as text. Carriage returns are shown, as the ends of lines may be all that it changes."""
-    return patch.decode(errors="replace").replace("\r", "␍").rstrip("\n")
+    """Return a patch as text. Carriage returns and foreign bytes are shown, as they may be all that it changes."""
+    return patch.decode(errors="backslashreplace").replace("\r", "␍").rstrip("\n")
 
 
 @dataclass(frozen=True)
