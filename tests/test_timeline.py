@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from synthetic import BEGAN, write_concurrent_run, write_run
 from swegym_tutorial.events import RunFolder
 from swegym_tutorial.plots import DPI, picture
 from swegym_tutorial.timeline import BUSY, Kind, Span, Timeline, read_spans, timeline, total, union
+from swegym_tutorial.timeline import clock as timeline_clock
 from swegym_tutorial.timeline import log as timeline_log
 from swegym_tutorial.timeline.figure import timeline_figure, timeline_words
 from swegym_tutorial.timeline.rows import BINS, as_bars, in_flight, lanes
@@ -143,8 +145,14 @@ def test_cut_and_odd_lines_hide_no_others(tmp_path: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     odd = [
         "[]\n", "{\n", "null\n", '{"event": "rollout_start"}\n', '{"time": "x", "event": "episode", "job": "train-job0"}\n',
-        '{"time": 1012, "event": "step_done", "job": "train-job0"}\n',
-        '{"time": 1012, "event": "group", "job": "train-job0"}\n', "\xff\n",
+        '{"time": 1014, "event": "step_done", "job": "train-job0"}\n',
+        '{"time": 1014, "event": "group", "job": "train-job0"}\n', "\xff\n",
+        '{"time": 1014, "event": "step_done", "job": ["x"], "step": 0, "policy_version": 1, "batch_seconds": 1}\n',
+        '{"time": 1014, "event": "episode", "phase": "run-1", "job": ["x"], "group": 0, "attempt": 0}\n',
+        '{"time": 1014, "event": "rolled_back", "job": 5, "step": 0}\n',
+        '{"time": 1014, "event": "rollout_start", "job": "train-job0", "group": "x", "attempt": 0, "policy_version": 0}\n',
+        '{"time": 1014, "event": "rollout_start", "job": "train-job0", "group": 8, "attempt": 0, "policy_version": "x"}\n',
+        '{"time": NaN, "event": "rollout_start", "job": "train-job0", "group": 9, "attempt": 0, "policy_version": 0}\n',
     ]  # fmt: skip
     log.write_text("".join([*lines[:3], *odd, *lines[3:], lines[1][:40]]))
     assert read_spans(folder) == whole
@@ -166,6 +174,7 @@ def test_what_goes_on_in_a_live_run_reaches_to_now(tmp_path: Path) -> None:
     assert {(s.kind, s.end, s.ended) for s in read.spans} == {
         ("rollout", read.seconds, False), ("training", read.seconds, False),
     }  # fmt: skip
+    time.sleep(0.01)  # a log's times are in milliseconds
     folder.log("step_done", **{**STEP, **TIMES, "step": 0, "policy_version": 1})
     assert "train-job0, step 1 so far: the trainer is idle" in timeline_words(
         read_spans(folder.path, now=now)
@@ -193,6 +202,115 @@ def test_the_time_between_the_parts_of_a_resumed_run_is_cut_out(tmp_path: Path) 
         assert span.end <= at + 1e-6 or span.start >= at - 1e-6, "none goes on from one part to the next"
     assert [s for s in read.spans if s.end <= at and not s.ended] != []
     assert read.of(Kind.ROLLOUT)[0].fate in ("kept", "uniform")
+
+
+def shifted(folder: Path, seconds: float, start: float = 0.5, stop: float = 1.0) -> Path:
+    """Have the machine's clock set on by so many seconds from a part of a log to another."""
+    log = folder / "events.jsonl"
+    lines = log.read_text().splitlines()
+    for n in range(int(start * len(lines)), int(stop * len(lines))):
+        event = json.loads(lines[n])
+        lines[n] = json.dumps({**event, "time": round(event["time"] + seconds, 3)})
+    log.write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, -20.0])
+def test_a_clock_that_is_set_back_leaves_no_gap(
+    tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_concurrent_run(tmp_path / "run", steps=4)
+    true = read_spans(folder)
+    shifted(folder, seconds)
+    for read_at_once in (1 << 20, 1 << 10):
+        monkeypatch.setattr(timeline_clock, "READ", read_at_once)
+        read = read_spans(folder)
+        # The seconds between the lines where it was set back are not known, and are few.
+        assert read.seconds == pytest.approx(true.seconds, abs=2) and numbers(read) == [1, 2, 3, 4]
+        assert len(read.spans) == pytest.approx(len(true.spans), abs=5) and read.cuts == ()
+        assert read.idle_share == pytest.approx(true.idle_share, abs=0.02)
+        assert [s.end for s in read.steps] == pytest.approx([s.end for s in true.steps], abs=2)
+    monkeypatch.setattr(timeline_clock, "NEAR", 1 << 10)
+    assert numbers(read_spans(folder, first=3)) == [3, 4] and numbers(read_spans(folder, last=2)) == [1, 2]
+
+
+def test_a_part_that_begins_before_the_one_before_it_follows_it(tmp_path: Path) -> None:
+    folder = write_concurrent_run(tmp_path / "run", steps=2, end="run_stopped")
+    first = read_spans(folder)
+    write_concurrent_run(folder, seed=2, steps=2, began=BEGAN - 3600)
+    read = read_spans(folder)
+    ((at, seconds),) = read.cuts
+    assert at == pytest.approx(first.seconds) and 0 <= seconds < 5 and read.seconds < 3 * first.seconds
+    drawn(read)
+
+
+def test_a_live_run_reaches_to_its_last_line_where_the_reader_s_clock_is_behind(tmp_path: Path) -> None:
+    folder = RunFolder(write_concurrent_run(tmp_path / "run", steps=2, end=""))
+    folder.open()
+    before = read_spans(folder.path, now=BEGAN - 30)
+    assert before.live and numbers(before) == [1, 2] and before.seconds > 20
+    shifted(folder.path, -3600)
+    last = json.loads(folder.events.read_text().splitlines()[-1])["time"]
+    after = read_spans(folder.path, now=last + 5)
+    assert after.seconds == pytest.approx(before.seconds + 5, abs=2)
+    folder.close()
+
+
+# -- A run that went back --------------------------------------------------------------------------
+
+
+def goes_back(folder: Path, made: int, step: int, again: int, jobs: int = 1, seconds: float = 100.0) -> Path:
+    """Write a run of `made` steps of 10 s that goes back to a step after some time and makes `again` from there."""
+    names = [f"train-job{n}" for n in range(jobs)]
+    done = {"policy_version": 0, "batch_seconds": 10.0, "publish_seconds": 1.0, **TIMES}
+    lines: list[tuple[float, str, dict[str, Any]]] = []
+
+    def make(n: int, end: float) -> None:
+        for job in names:
+            key = {**KEY, "job": job, "group": len(lines), "policy_version": n - 1}
+            lines.append((end - 9.5, "rollout_start", key))
+            lines.append((end - 8.5, "rollout_ready", key))
+            lines.append((end, "step_done", {**done, "job": job, "step": n - 1, "policy_version": n}))
+
+    for n in range(1, made + 1):
+        make(n, 10.0 * n)
+    at = 10.0 * made + seconds
+    lines.append((at, "run_start", {"steps": made, "clients": jobs, "resumed": True}))
+    for job in names:
+        lines.append((at + 1, "rolled_back", {"job": job, "step": step - 1}))
+        lines.append((at + 1, "resumed", {"job": job, "step": step - 1}))
+    for n in range(step + 1, step + again + 1):
+        make(n, at + 1 + 10.0 * (n - step))
+    return write_log(folder, *sorted(lines, key=lambda line: line[0]), clients=jobs)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_steps_that_a_run_went_back_from_are_no_part_of_its_timeline(tmp_path: Path, jobs: int) -> None:
+    folder = goes_back(tmp_path / "run", made=12, step=3, again=2, jobs=jobs)
+    read = read_spans(folder)
+    assert sorted(numbers(read)) == sorted([1, 2, 3, 4, 5] * jobs) and read.steps_done == 5
+    assert read.seconds == pytest.approx(49.5) and [s.end for s in read.steps[::jobs]] == pytest.approx(
+        [9.5, 19.5, 29.5, 39.5, 49.5]
+    )
+    assert len(read.of(Kind.ROLLOUT)) == len(read.of(Kind.TRAINING)) == 5 * jobs
+    assert read.backs == ((pytest.approx(29.5), 3),) and len(read.cuts) == 1
+    assert "steps 1 to 5:" in timeline_words(read) and "The run goes back to step 3;" in timeline_words(read)
+    assert any("goes back to step 3" in text.get_text() for text in runs_text(drawn(read)))
+    part = read_spans(folder, first=4, last=5)
+    assert sorted(set(numbers(part))) == [4, 5] and part.seconds == pytest.approx(20) and part.cuts == ()
+    assert part.steps[0].end == pytest.approx(10) and part.backs == ()
+    with pytest.raises(ValueError, match="this run has done 5"):
+        read_spans(folder, first=9)
+
+
+def test_a_run_that_went_back_to_the_start_begins_there(tmp_path: Path) -> None:
+    read = read_spans(goes_back(tmp_path / "run", made=5, step=0, again=3))
+    assert numbers(read) == [1, 2, 3] and read.seconds == pytest.approx(30) and read.cuts == read.backs == ()
+
+
+def test_a_run_that_went_back_and_has_done_nothing_yet_shows_what_it_kept(tmp_path: Path) -> None:
+    read = read_spans(goes_back(tmp_path / "run", made=5, step=2, again=0))
+    assert numbers(read) == [1, 2] and read.seconds == pytest.approx(19.5)
 
 
 # -- The window ------------------------------------------------------------------------------------
@@ -240,7 +358,7 @@ def test_only_the_window_of_a_long_log_is_read(long_run: Path, monkeypatch: pyte
     count = timeline_log._Reading.take
     for near in (1 << 40, 1 << 12):
         seen: list[float] = []
-        monkeypatch.setattr(timeline_log, "NEAR", near)
+        monkeypatch.setattr(timeline_clock, "NEAR", near)
         monkeypatch.setattr(
             timeline_log._Reading, "take", lambda self, event, seen=seen: (seen.append(0), count(self, event))
         )
@@ -411,6 +529,44 @@ def test_the_figure_says_the_idle_share_and_the_steps(runs: dict[str, Timeline])
 
 def runs_text(figure: Figure) -> list[Any]:
     return [text for axes in figure.axes for text in axes.texts]
+
+
+def test_of_uneven_clients_each_range_is_named_or_the_fastest_s(tmp_path: Path) -> None:
+    done = {"policy_version": 0, "batch_seconds": 10.0, "publish_seconds": 1.0, **TIMES}
+    lines = [
+        (
+            12.0 * (step + 1) + number,
+            "step_done",
+            {**done, "job": f"train-job{number}", "step": step // every},
+        )
+        for step in range(100)
+        for number, every in ((0, 1), (1, 5), (2, 10))
+        if step % every == every - 1
+    ]
+    two = [line for line in lines if line[2]["job"] != "train-job2"]
+    read = read_spans(write_log(tmp_path / "two", *two, clients=2))
+    assert timeline_words(read).split(". ")[1].startswith("job0 steps 91-100, job1 steps 18-20: the trainer")
+    read = read_spans(write_log(tmp_path / "three", *lines, clients=3))
+    assert "3 clients, the fastest steps 91-100: the trainer" in timeline_words(read)
+    inside(read)
+    one = read_spans(write_log(tmp_path / "one", *two[:2], clients=2))
+    assert "job0 step 2, job1 no step: the trainer" in timeline_words(one)
+
+
+@pytest.mark.parametrize("text", ["", "\n", '{"time": 1.0, "event": "note", "text": "x"}\n'])
+def test_a_log_in_which_nothing_began_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / "events.jsonl").write_text(text)
+    made = timeline(tmp_path)
+    assert "No client has begun yet" in made.words
+    inside(read_spans(tmp_path))
+
+
+def inside(read: Timeline) -> None:
+    figure = drawn(read)
+    width, height = figure.get_size_inches() * DPI
+    for text in runs_text(figure):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
 
 
 def test_words_tell_the_same_numbers(runs: dict[str, Timeline]) -> None:

@@ -36,6 +36,7 @@ def timeline_figure(timeline: Timeline) -> Figure:
     top = TOP + (VERSIONS_ABOVE if _single(timeline) else 0)
     height = top + sum(heights) + BETWEEN * len(rows) + BOTTOM
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
+    figure.set_layout_engine("none")
     at = height - top
     panels = []
     for each in heights:
@@ -61,6 +62,8 @@ def timeline_figure(timeline: Timeline) -> Figure:
 
 def title(timeline: Timeline) -> str:
     """Say whose steps are shown and what share of the time the trainer is idle."""
+    if not timeline.jobs:
+        return "No client has begun yet"
     if not timeline.steps and not timeline.of(*BUSY):
         return f"{_whose(timeline)}: no batch is trained on yet"
     the = "its" if len(timeline.jobs) < timeline.clients else "the"
@@ -69,20 +72,34 @@ def title(timeline: Timeline) -> str:
 
 def _whose(timeline: Timeline) -> str:
     who = timeline.jobs[0] if len(timeline.jobs) == 1 else f"{len(timeline.jobs)} clients"
-    numbers = [step.number for step in timeline.steps]
-    if not numbers:
+    if not timeline.steps:
         return who
-    low, high = min(numbers), max(numbers)
+    so_far = " so far" if timeline.live else ""
+    numbers = {job: [step.number for step in timeline.steps if step.job == job] for job in timeline.jobs}
+    ranges = {job: (min(each), max(each)) for job, each in numbers.items() if each}
+    low, high = max(ranges.values(), key=lambda one: one[1])
+    if len(numbers) == 2 and len({ranges.get(job) for job in numbers}) == 2:
+        told = (f"{job.removeprefix('train-')} {_from_to(ranges.get(job))}" for job in numbers)
+        return f"{', '.join(told)}{so_far}"
+    if len({ranges.get(job) for job in numbers}) > 1:
+        return f"{who}, the fastest {_from_to((low, high))}{so_far}"
     steps = f"step {low}" if low == high else f"steps {low} to {high}"
     of = f" of {timeline.steps_done}" if high - low + 1 < timeline.steps_done else ""
-    return f"{who}, {steps}{of}" + (" so far" if timeline.live else "")
+    return f"{who}, {steps}{of}{so_far}"
+
+
+def _from_to(steps: tuple[int, int] | None) -> str:
+    if steps is None:
+        return "no step"
+    low, high = steps
+    return f"step {low}" if low == high else f"steps {low}-{high}"
 
 
 def _key(timeline: Timeline) -> str:
     if _single(timeline):
         colour = "policy version"
     else:
-        colour = f"client, {timeline.jobs[0].removeprefix('train-')} on top"
+        colour = f"client, {''.join(timeline.jobs[:1]).removeprefix('train-') or 'the first'} on top"
     commands = "pale: sandbox; " if as_bars(timeline, Kind.ROLLOUT) else ""
     return f"colour: {colour}; {commands}grey: dropped groups; number: step; black: publishing"
 
@@ -185,15 +202,23 @@ def _draw_marks(panels: Sequence[Axes], timeline: Timeline) -> None:
             for axes in panels:
                 axes.axvline(step.end, color=INK, linewidth=0.7, linestyle=(0, (3, 2)))
         _name_versions(panels[0], timeline)
+    backs = dict(timeline.backs)
     for at, seconds in timeline.cuts:
+        said = (
+            f"goes back to {_step_name(backs[at])}" if at in backs else f"{duration(seconds)} without a run"
+        )
         for axes in panels:
             axes.axvline(at, color="white", linewidth=4)
             axes.axvline(at, color="#D55E00", linewidth=1.2, linestyle=":")
         panels[0].text(
-            at, 0.02, f" {duration(seconds)} without a run", fontsize=9, color="#A84A00",
+            at, 0.02, f" {said}", fontsize=9, color="#A84A00",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 1},
             transform=panels[0].get_xaxis_transform(), va="bottom",
         )  # fmt: skip
+
+
+def _step_name(number: int) -> str:
+    return f"step {number}" if number else "the start"
 
 
 def _name_versions(axes: Axes, timeline: Timeline) -> None:
@@ -248,6 +273,8 @@ def _draw_axis(axes: Axes, seconds: float) -> None:
 def timeline_words(timeline: Timeline) -> str:
     """Say in a few sentences what the figure shows."""
     told = [f"Timeline of {duration(timeline.seconds)}. {title(timeline)}."]
+    for _, step in timeline.backs:
+        told.append(f"The run goes back to {_step_name(step)}; what it had done after that is left out.")
     for kind, name in ROWS.items():
         mean, most = timeline.at_once(kind)
         if most:

@@ -5,19 +5,17 @@ Knows the names of events and nothing of what is done with the spans.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..events import RunFolder
+from .clock import LogClock
 
 Key = tuple[str, int, int]  # job, group, attempt
-NEAR = 2**18  # bytes of a log that are read in vain at most
 ENDS = ("run_done", "run_stopped", "run_failed")
 
 
@@ -65,63 +63,24 @@ def read_log(
     until: float,
     margin: float = 0.0,
     now: float | None = None,
+    clock: LogClock | None = None,
 ) -> Raw:
     """Read the spans of these jobs between two times; what lies in them partly is cut off at their edges.
 
     jobs: how many steps each had done before. margin: seconds before `since` in which there is looked for what goes on
-    then. now: where what still goes on in a live run is cut off; by default the present.
+    then. now: where what still goes on in a live run is cut off; by default the present. clock: one that has seen the log.
     """
     reading = _Reading(jobs, since, until)
-    ended = False
-    for event in _events(log, since - margin):
+    ended, clock = False, clock or LogClock(log)
+    for event in clock.since(since - margin):
         if (name := event.get("event")) in ENDS or name == "run_start":
             ended = name != "run_start"
         reading.take(event)
     live = not ended and until == math.inf and RunFolder(log.parent).written()
-    reading.end_part((time.time() if now is None else now) if live else reading.last)
+    present = clock.offset + (time.time() if now is None else now)
+    reading.end_part(max(present, reading.last) if live else reading.last)
     reading.raw.live = live
     return reading.raw
-
-
-def _events(log: Path, since: float) -> Iterator[Any]:
-    """Yield a log's events, about from a time on."""
-    with log.open("rb") as file:
-        file.seek(_place(file, since))
-        for line in file:
-            if (event := _parse(line)) is not None:
-                yield event
-
-
-def _place(file: BinaryIO, since: float) -> int:
-    """Return where a line begins before which all are older, and not much later ones than that: by halving."""
-    low, high = 0, file.seek(0, os.SEEK_END) if since > -math.inf else 0
-    while high - low > NEAR:
-        middle = (low + high) // 2
-        file.seek(middle)
-        file.readline()
-        start, time = file.tell(), _next_time(file)
-        if time is not None and time < since:
-            low = start
-        else:
-            high = middle
-    return low
-
-
-def _next_time(file: BinaryIO) -> float | None:
-    while line := file.readline():
-        time = (_parse(line) or {}).get("time")
-        if isinstance(time, (int, float)):
-            return time
-    return None
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return a line's event; None of one that was cut, or is none."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
 
 
 class _Reading:
@@ -144,12 +103,15 @@ class _Reading:
             self.end_part(self.last)
             return
         handler = getattr(self, f"_on_{name}", None)
-        if handler is None or event.get("job") not in self._jobs:
+        job = event.get("job")
+        if handler is None or not isinstance(job, str) or job not in self._jobs:
             return
         if str(event.get("phase", "")).startswith("evaluation"):
             return
         try:
             at = float(event["time"])
+            if not math.isfinite(at):
+                return
             handler(at, event)
         except (KeyError, TypeError, ValueError):
             return  # a foreign or older line must not hide the others
@@ -191,7 +153,7 @@ class _Reading:
 
     def _on_rollout_start(self, at: float, event: Mapping[str, Any]) -> None:
         if at <= self._until:
-            self._open[_key(event)] = _Open(at, event["policy_version"])
+            self._open[_key(event)] = _Open(at, int(event["policy_version"]))
 
     def _on_sample(self, at: float, event: Mapping[str, Any]) -> None:
         if attempt := self._open.get(_key(event)):
@@ -232,7 +194,7 @@ class _Reading:
 
     def _on_grading_start(self, at: float, event: Mapping[str, Any]) -> None:
         if at <= self._until:
-            self._open[_key(event)] = _Open(at, event["policy_version"], grading=at)
+            self._open[_key(event)] = _Open(at, int(event["policy_version"]), grading=at)
 
     def _on_episode(self, at: float, event: Mapping[str, Any]) -> None:
         """The verdict; or where there is none, the end of an attempt that infrastructure faults took."""
@@ -247,8 +209,8 @@ class _Reading:
     # -- The trainer -------------------------------------------------------------------------------
 
     def _on_reference(self, at: float, event: Mapping[str, Any]) -> None:
-        group = event["group"]
-        version = event["policy_version"]
+        group = int(event["group"])
+        version = int(event["policy_version"])
         self._add(
             "reference", at - event["seconds"], at, event["job"], _group_name(group), group, None, version
         )
@@ -263,7 +225,7 @@ class _Reading:
         done.append((max([start, *(end for _, end in done[-1:])]), at))
 
     def _on_step_done(self, at: float, event: Mapping[str, Any]) -> None:
-        job, step = event["job"], event["step"] + 1
+        job, step = event["job"], int(event["step"]) + 1
         self._training.pop(job, None)
         published = at - event["publish_seconds"]
         start = published - event.get("trainer_seconds", event["train_seconds"])
@@ -281,11 +243,11 @@ class _Reading:
 
     def _on_resumed(self, at: float, event: Mapping[str, Any]) -> None:
         """From here on this part of the run trains, after the step of a checkpoint."""
-        self._steps[event["job"]] = event["step"] + 1
+        self._steps[event["job"]] = int(event["step"]) + 1
 
 
 def _key(event: Mapping[str, Any]) -> Key:
-    return event["job"], event["group"], event["attempt"]
+    return event["job"], int(event["group"]), int(event["attempt"])
 
 
 def _group_name(group: int) -> str:

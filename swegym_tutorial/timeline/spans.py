@@ -1,12 +1,12 @@
 """What went on at the same time in a run: attempts, gradings, reference log-probabilities, training.
 
 Read from events.jsonl alone, live or afterwards; of a long log only the window that is asked for is kept. Hours in
-which no process ran, between the parts of a resumed run, are cut out. Knows nothing of figures.
+which no process ran, between the parts of a resumed run, are cut out, and so is what was done in steps that the run
+went back from. Knows nothing of figures.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,9 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 
-from ..events import scan
-from ..summary import job_order
+from .clock import LogClock
+from .history import Back, Done, read_history, window
 from .log import Raw, read_log
-
-LAST = 10  # steps that are shown of a longer run
 
 
 class Kind(StrEnum):
@@ -82,6 +80,9 @@ class Timeline:
     live: bool  # whether it reaches to the present of a run that goes on
     steps_done: int  # of the whole run: the most that a job has done
     clients: int  # of the whole run
+    backs: tuple[
+        tuple[float, int], ...
+    ] = ()  # those of the cuts at which it goes back, and to which step; 0: the start
 
     def of(self, *kinds: str) -> list[Span]:
         return [span for span in self.spans if span.kind in kinds]
@@ -149,73 +150,36 @@ def read_spans(
     log = Path(folder) / "events.jsonl"
     if not log.is_file():
         raise FileNotFoundError(f"{folder} is no run folder: it has no events.jsonl")
-    done, jobs = _steps_done(log)
+    lines = LogClock(log)
+    history = read_history(lines)
+    jobs = history.jobs
     clients = len(jobs)
     if job is not None:
         if job not in jobs:
             raise ValueError(f"{folder} has no job {job!r}; it has {', '.join(jobs) or 'none yet'}")
-        done, jobs = [step for step in done if step.job == job], (job,)
-    since, until = _window(done, first, last)
+        jobs = (job,)
+    done = [step for each in jobs for step in history.done.get(each, [])]
+    backs = [back for back in history.backs if back.job in jobs]
+    since, until = window(done, backs, first, last)
     before = {each: [step for step in done if step.job == each and step.end <= since] for each in jobs}
     # No attempt is trained on that is older than two batches; one that goes on for longer is not looked for.
     margin = 2 * max((step.end - step.start for steps in before.values() for step in steps), default=0.0)
     had_done = {each: steps[-1].number if steps else 0 for each, steps in before.items()}
-    return _assemble(read_log(log, had_done, since, until, margin, now), jobs, done, clients)
+    raw = read_log(log, had_done, since, until, margin, now, lines)
+    return _assemble(raw, jobs, done, backs, clients)
 
 
-@dataclass(frozen=True)
-class _Done:
-    """A step as it stands in the log. Times in seconds since 1970."""
-
-    job: str
-    number: int
-    version: int
-    start: float
-    end: float
-
-
-def _steps_done(log: Path) -> tuple[list[_Done], tuple[str, ...]]:
-    """Return all steps in the order of the log, and the names of the jobs in their order."""
-    done, names = [], set()
-    for event in scan(log, ("run_start", "step_done")):
-        try:
-            if event["event"] == "run_start":
-                names |= {f"train-job{n}" for n in range(event["clients"])}
-                continue
-            end = float(event["time"])
-            step = int(event["step"]) + 1
-            done.append(
-                _Done(event["job"], step, event["policy_version"], end - float(event["batch_seconds"]), end)
-            )
-            names.add(event["job"])
-        except (KeyError, TypeError, ValueError):
-            continue  # a foreign or older line must not hide the others
-    return done, tuple(sorted(names, key=job_order))
-
-
-def _window(done: Sequence[_Done], first: int | None, last: int | None) -> tuple[float, float]:
-    """Return from when to when, in seconds since 1970, these steps were made."""
-    most = max((step.number for step in done), default=0)
-    if first is not None and not 1 <= first <= most + 1:
-        raise ValueError(f"first={first}: steps are counted from 1, and this run has done {most}")
-    if last is not None and not (first or 1) <= last:
-        raise ValueError(f"last={last}: it must not be before the first step, {first or 1}")
-    if first is None:
-        first = 1 if (last or most) <= LAST else (last or most) - LAST + 1
-    ends = [step.end for step in done if last is not None and step.number <= last]
-    until = max(ends) if ends and last is not None and last <= most else math.inf
-    if first == 1:
-        return -math.inf, until
-    before = [step.end for step in done if step.number == first - 1]
-    starts = [step.start for step in done if step.number >= first]
-    return min(before or starts), until
-
-
-def _assemble(raw: Raw, jobs: tuple[str, ...], done: Sequence[_Done], clients: int) -> Timeline:
+def _assemble(
+    raw: Raw, jobs: tuple[str, ...], done: Sequence[Done], backs: Sequence[Back], clients: int
+) -> Timeline:
     """Put what was read on one clock, on which the parts of the run follow each other without a gap."""
-    clock = _Clock(raw.parts)
+    dropped = {job: union((back.start, back.end) for back in backs if back.job == job) for job in jobs}
+    for_all = _common(list(dropped.values()))
+    clock = _Clock(_without(raw.parts, for_all))
     spans = []
     for each in raw.spans:
+        if any(a <= each.start and a < each.end <= b for a, b in dropped[each.job]):
+            continue
         start, end = clock.at(each.start), clock.at(each.end)
         if end > start or each.start == each.end:
             fate = raw.fates.get((each.part, each.job, each.group), "")
@@ -248,7 +212,38 @@ def _assemble(raw: Raw, jobs: tuple[str, ...], done: Sequence[_Done], clients: i
         live=raw.live,
         steps_done=max((step.number for step in done), default=0),
         clients=clients,
+        backs=tuple(_told(clock, for_all, backs)),
     )
+
+
+def _common(tables: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Return the intervals that all of these tables have."""
+    common = list(tables[0]) if tables else []
+    for table in tables[1:]:
+        pairs = ((max(a, c), min(b, d)) for a, b in common for c, d in table)
+        common = [(start, end) for start, end in pairs if end > start]
+    return common
+
+
+def _without(
+    parts: Iterable[tuple[float, float]], dropped: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Return what is left of some intervals without others; both are in order."""
+    left = list(parts)
+    for a, b in dropped:
+        cut = (edge for start, end in left for edge in ((start, min(end, a)), (max(start, b), end)))
+        left = [(start, end) for start, end in cut if end > start]
+    return left
+
+
+def _told(
+    clock: _Clock, dropped: Sequence[tuple[float, float]], backs: Sequence[Back]
+) -> Iterable[tuple[float, int]]:
+    """Yield at which cuts the run goes back, and to which step."""
+    cuts = {at for at, _ in clock.cuts()}
+    for _, end in dropped:
+        if (at := clock.at(end)) in cuts:
+            yield at, [back.step for back in backs if back.start < end <= back.end][-1]
 
 
 class _Clock:
