@@ -22,8 +22,9 @@
 # minibatches → the loss.
 #
 # The method is called *group-relative policy optimisation*, GRPO ([arXiv:2402.03300](https://arxiv.org/abs/2402.03300)),
-# with two changes that [DAPO](https://arxiv.org/abs/2503.14476) made: groups that can't teach are dropped, and the clip
-# is wider above than below. Each formula stands here twice, as math and as a few lines of code, and the cell then
+# with three changes that [DAPO](https://arxiv.org/abs/2503.14476) made: groups that can't teach are dropped, the clip is
+# wider above than below, and every token counts the same (section 7). The KL term sits in the advantage instead of the
+# loss. Each formula stands here twice, as math and as a few lines of code, and the cell then
 # asserts that the package gives the same.
 
 # %% [markdown]
@@ -118,7 +119,8 @@ for rewards in ([1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1,
 #
 # - **kept**: mixed rewards, and fresh enough. Trained on.
 # - **uniform**: all rewards equal. Every advantage is 0, and so is the gradient.
-# - **stale**: sampled too many publications ago. A run samples the next groups while it trains; a group whose policy
+# - **stale**: sampled too many publications ago. (After each batch the new weights are *published* to the part of the server
+#   that samples. The model as it samples is called the *policy*.) A run samples the next groups while it trains; a group whose policy
 #   is more than `max_staleness` = 1 publication old no longer tells what the present one does.
 # - **failed**: too few attempts are left. A crashed sandbox or a lost answer costs an attempt, never its group: the
 #   others are a *partial group*, and their advantages are worked out among themselves.
@@ -155,7 +157,7 @@ print("lost ones counted as 0:   ", advantages([1, 0, 0, 0, 0, 0, 0, 0])[:3].rou
 # %%
 rates, solved = np.linspace(0, 1, 101), np.arange(1, GROUP_SIZE)
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3), dpi=100, layout="constrained", facecolor="white")
-for n, color in ((4, "#E69F00"), (GROUP_SIZE, "#0072B2")):
+for n, color in {4: "#E69F00", GROUP_SIZE: "#0072B2"}.items():
     left.plot(rates, 1 - rates**n - (1 - rates) ** n, color=color, label=f"groups of {n}")
 for p in np.linspace(0, 1, 21):
     drawn = random.random((200, GROUP_SIZE)) < p
@@ -275,13 +277,16 @@ for t in range(np.argmax(mask) - 3, np.argmax(mask) + 3):
 
 
 # %% [markdown]
-# The weight begins one row before the first word of the model's own is *read*: there it is *said*.
+# The weight begins one row before the first word of the model's own is *read*: there it is *said*. It is the success's
+# advantage, 0.707, divided by the sampled tokens of both attempts.
 #
 # ## 10. The loss, and its clip
 #
-# By the time of training the model is not quite the one that sampled: the minibatches before this one have moved it.
-# The ratio $\rho_t = \pi(x_t) / \pi_{\text{sampled}}(x_t)$ says by how much, for one token. PPO's loss follows the
-# weight, but only up to a point:
+# By the time of training the model is not quite the one that sampled: the minibatches before this one have moved it, and in
+# an asynchronous run a publication, too.
+# The ratio $\rho_t = \pi(x_t) / \pi_{\text{sampled}}(x_t)$ says by how much, for one token. The loss of
+# *proximal policy optimisation*, PPO ([arXiv:1707.06347](https://arxiv.org/abs/1707.06347)), follows the weight, but only up to
+# a point:
 #
 # $$L = -\sum_t \min\bigl(\rho_t w_t, \operatorname{clip}(\rho_t, 0.8, 1.28) w_t\bigr)$$
 #
@@ -312,8 +317,8 @@ for axes, weight in zip(panels, (1.0, -1.0), strict=True):
 plt.show()
 
 # %% [markdown]
-# **What you should see.** Left, the token helped. Its probability is pushed up until it is 1.28 times what it was, and no
-# further: beyond that the curve is flat and the gradient is 0. Right, the token hurt. It is pushed down to 0.8 times
+# **What you should see.** Left, the token helped. Its probability is pushed up until it is 1.28 times what it was;
+# beyond that the curve is flat, and this token pushes no more. Right, the token hurt. It is pushed down to 0.8 times
 # what it was. In the other directions nothing is clipped, so that a step that went the wrong way can be taken back.
 #
 # The room above (0.28) is larger than the one below (0.2): that is DAPO's change. A token that is rare can only become

@@ -119,7 +119,7 @@ for line in told.getvalue().splitlines():
 # %% [markdown]
 # This was the *doctor*, here with long lines cut and this machine's paths left out. In a terminal it is
 # `swegym-tutorial doctor`. It tries things instead of guessing: it opens a sandbox, starts a server, asks Docker
-# and Modal. Each "no" comes with its mend. What the run that you mean needs, and lacks, is a "NO".
+# and Modal. Each "no" comes with its mend, which is mostly cut here.
 #
 # ## 3. Preflight: before the first dollar
 #
@@ -171,26 +171,32 @@ with ExitStack() as stack:
 #
 # The driver needs a key for the server and a token for Modal. The agent needs neither, and code written by a model
 # must not be able to read them. A sandbox gets no variable of the driver's, none of its files, and no network. Try
-# it: we search a sandbox for a secret.
+# it: we put a secret into a variable and into a file, and search for it, from the driver's side and from a sandbox.
 
 # %%
-os.environ["A_SECRET"] = "tml-do-not-tell"
-search = "env; cat /proc/*/environ; grep -rs tml-do-not /root /home /etc; ls ~; curl -m 2 http://1.1.1.1"
+secret, place = "tml-do-not-tell", folder.with_suffix(".secret").resolve()
+os.environ["A_SECRET"] = secret
+place.parent.mkdir(exist_ok=True)
+place.write_text(secret)
+search = f"env; cat /proc/*/environ '{place}'; python -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 2)'"
 with closing(backend(config.sandbox, config)) as sandboxes:
     found = sandboxes.open(load_tasks(config.tasks)[0]).exec(search, timeout=30).output
-outside = subprocess.run(["bash", "-c", "env"], capture_output=True, text=True).stdout
-secret = os.environ.pop("A_SECRET")
-print("found by a command of the driver:", secret in outside)
-print("found by a command in a sandbox: ", secret in found)
-assert secret in outside and secret not in found
+outside = subprocess.run(["bash", "-c", f"env; cat '{place}'"], capture_output=True, text=True).stdout
+del os.environ["A_SECRET"]
+place.unlink()
+print("times found by a command of the driver:", outside.count(secret))
+print("times found by a command in a sandbox: ", found.count(secret))
+print("the network:", found.strip().splitlines()[-1])
+assert outside.count(secret) == 2 and secret not in found and "Error" in found
 
 # %% [markdown]
 # ## 5. Two clients, one trainer
 #
-# Why more than one client? Because a trainer that serves one of them mostly waits, as you saw in notebook 06. A
+# Why more than one client? A trainer that serves one client waits whenever attempts take longer than training. A
 # *client* is one whole loop: its own adapter, order of tasks, policy versions and checkpoints. What they share is
-# the large part: the frozen base model in the GPUs' memory. That is called *multi-LoRA*, and it makes several
-# experiments on one set of GPUs cost little more than one: other seeds, say, to know whether a result was luck.
+# the large part: the frozen base model in the GPUs' memory. That is called *multi-LoRA*. A
+# second client uses the time in which the trainer would wait: for another seed, say, to know whether a result was luck. Once the
+# trainer is full, each further one makes all of them slower (section 7). What further clients never cost much is memory.
 #
 # One thin line a client, and their mean in bold:
 
@@ -213,8 +219,8 @@ print(f"both together:                   {together.busy('training'):.1f} of {tog
 timeline(folder)
 
 # %% [markdown]
-# Colours tell the clients apart, and the trainer has a row for each. Where the bars of the two rows overlap, both
-# have work at the trainer, which takes it in turn; meanwhile the attempts of both go on. The seconds of two clients
+# Colours tell the clients apart, and the trainer has a row for each. Where bars of the two rows overlap, if they
+# do, both have work at the trainer, which takes it in turn; meanwhile the attempts of both go on. The seconds of two clients
 # on one small CPU say little about GPUs, but the order of things is the same: who waits for whom.
 #
 # ## 6. What each client has of its own
@@ -239,8 +245,9 @@ adapter = laptop["lora_rank"] * layers * sum(a + b for a, b in matrices)
 base = (POLICY / "model.safetensors").stat().st_size // 4  # four bytes a number
 print(f"\nshared: the model, of {base / 1e3:.0f} thousand numbers")
 print(f"for each client: an adapter, of {adapter / 1e3:.0f} thousand")
-for file in folder.glob("server/*/sampler_weights/run-*"):  # of the local server
-    assert abs(file.stat().st_size - 4 * adapter) < 10_000
+files = list(folder.glob("server/*/sampler_weights/run-*"))  # of the local server
+print(f"published: {len(files)} files of", {round(file.stat().st_size / 4e3) for file in files}, "thousand")
+assert REAL or (files and all(abs(file.stat().st_size - 4 * adapter) < 10_000 for file in files))
 
 # %% [markdown]
 # Of a tiny model that is a fifth. In large models the matrices grow with the square of the width and adapters only
@@ -294,8 +301,9 @@ plt.show()
 
 # %% [markdown]
 # **What you should see.** The longer the attempts, the more clients a trainer can serve before it is full, and a
-# full trainer is what you pay for. Eight clients fill it for attempts of up to six and a half minutes. Clients
-# beyond that spoil nothing; each of them only takes longer.
+# full trainer is what you pay for. Eight clients fill it for attempts of up to six and a half minutes (8 · 540 / 10.9
+# seconds, by the formula). Clients beyond
+# that spoil nothing; each of them only takes longer.
 #
 # ## 8. What would it take?
 #

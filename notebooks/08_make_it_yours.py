@@ -68,6 +68,7 @@ from swegym_tutorial.patches import capture_patch
 from swegym_tutorial.plots import picture
 from swegym_tutorial.rollout import Chat
 from swegym_tutorial.sandbox import SandboxError, backend
+from swegym_tutorial.trust import keep
 from swegym_tutorial.validation import validate
 
 # %% [markdown]
@@ -176,6 +177,7 @@ spoiled = {**rows[0], "instance_id": "mine__spoiled", "test_patch": rows[0]["tes
 found = list(validate([*tasks, *saved("spoiled.jsonl", [spoiled])], sandboxes, config))
 for each in sorted(found, key=lambda each: each.task.instance_id):
     print(f"{each.task.instance_id:20}{each.status:8}{each.why.partition(',')[0]}")
+    keep(each, sandboxes.name, print)  # as `tasks validate` does: runs leave out what is known to be broken
 
 
 # %% [markdown]
@@ -185,7 +187,9 @@ for each in sorted(found, key=lambda each: each.task.instance_id):
 # `close` ends all. A sandbox runs commands, and reads and writes files. The easiest way to an own one is to stand in front of
 # another. Ours keeps a diary of the commands, and fails on purpose at every thirteenth `open`, with the one error that means
 # *the sandbox's fault*, `SandboxError`. A run calls a backend from many threads at once; that is why lists are appended to here, which
-# Python does in one piece, and nothing is counted.
+# Python does in one piece; a race may shift which `open` fails, and that doesn't matter here. The methods and their arguments are
+# `SandboxBackend` and `Sandbox` in `swegym_tutorial.sandbox`, and `exec` returns a `CommandResult`. Any exception but `SandboxError`
+# ends the run, so turn your service's own errors into it.
 
 
 # %%
@@ -232,9 +236,10 @@ for command, result in watched.diary:
 #
 # A reward of 1 or 0 is honest and sparse: where no attempt of a group succeeds, all earn the same, and the group teaches
 # nothing. So people give *partial credit*. A reward is any function of the task, the attempt and its verdict that
-# returns a number between 0 and 1. (Another scale would change nothing: advantages are in units of the group's spread.)
+# returns a number between 0 and 1. (Another scale would change nothing: advantages are in units of the group's spread. A number outside of 0 to 1, or an
+# exception, ends the run at the first attempt that is graded.)
 #
-# Ours gives half a reward where the issue is resolved but something else broke: by the share of `FAIL_TO_PASS` that passes. Note the
+# Ours gives up to half a reward where the issue is not resolved: by the share of `FAIL_TO_PASS` that passes. Note the
 # first line. It gives nothing of its own where the verdict is anything but *unresolved*: what a
 # tampered run's tests say is exactly what can't be believed.
 
@@ -304,7 +309,8 @@ model.save_pretrained(folder)
 #
 # ## 6. All four at once
 #
-# The settings name the task file and the model, the run gets the sandboxes and the reward. A batch is four tasks, with eight
+# The settings name the task file and the model, the run gets the sandboxes and the reward. (It closes the sandboxes that it was
+# given, so it gets its own.) A batch is four tasks, with eight
 # attempts each. With a real server the limits are those of the preset for large models, which has room for long turns. (At the command
 # line, tasks and model are `--tasks FILE` and `--base-model FOLDER`.)
 
@@ -326,7 +332,8 @@ await dashboard
 
 # %% [markdown]
 # The sandbox failed again and again, and the log tells of it. A fault is tried again, twice; an attempt that has three in a row is
-# left out of its group, and is no 0. The diary knows what the agent likes to do.
+# left out of its group, and is no 0. The diary knows what the agent likes to do. And since the mean reward of this run is the
+# own one, we count what was resolved, too.
 
 # %%
 events = EventReader(home / "run").read()
@@ -336,6 +343,8 @@ faults = sum(event["event"] == "attempt_fault" for event in events)
 print(f"{len(watched.asked)} sandboxes asked for, {faults} faults, {lost} of {len(episodes)} attempts lost")
 used = Counter(command.split()[0] for command, _ in watched.diary)
 print("the agent's commands:", {name: used[name] for name in ("grep", "sed")})
+thirds = np.array_split([event["outcome"] == "resolved" for event in episodes if event["reward"] is not None], 3)
+print("resolved, of each third of the attempts:", *(f"{third.mean():.0%}" for third in thirds))
 
 # %% [markdown]
 # ## 7. What the own reward did
@@ -356,7 +365,7 @@ figure = Figure(figsize=(8, 3), layout="constrained", facecolor="white")
 axes, halves = figure.subplots(), np.array(sorted(halves)).reshape(-1, 2)
 places = range(len(halves))
 axes.vlines(places, halves[:, 0], halves[:, 1], color="#BBBBBB")
-axes.plot(places, halves[:, 0], "o", color="#0072B2", label="by the plain reward")
+axes.plot(places, halves[:, 0], "o", color="#0072B2", ms=10, mfc="none", label="by the plain reward")
 axes.plot(places, halves[:, 1], "s", color="#D55E00", label="by the own reward")
 axes.axhline(0, color="#444444", lw=0.8)
 axes.set(xlabel="attempts that earned a half", ylabel="advantage", xticks=[])
@@ -371,8 +380,9 @@ picture(figure, f"Two advantages each of {len(halves)} attempts; {taught} lie ab
 # taught*. That is what partial credit does. As a bridge it is right, where whole successes are too rare to be found; once they
 # are not, it must go.
 #
-# Two cases stand out. A circle on 0 belongs to a group that nobody solved: there the plain reward teaches nothing, and the own one the
+# Two cases stand out, where there are any. A circle on 0 belongs to a group that nobody solved: there the plain reward teaches nothing, and the own one the
 # careless fix. And where circle and square coincide, all of the group earned 1/2 or 1, which to advantages is the same as 0 or 1.
+# A square on 0 earned just its group's mean.
 # (Each run draws anew, so that your numbers will differ.)
 
 # %% [markdown]
@@ -407,8 +417,8 @@ answer = None  # a function of task, rollout and verdict
 
 # %% tags=["check"]
 def likes_short_work(reward):
-    """Ask it about two resolved attempts and a failed one."""
-    cases = ((3, "resolved", 1.0), (5, "resolved", 0.8), (2, "unresolved", 0.0))
+    """Ask it about two resolved attempts and three that failed."""
+    cases = ((3, "resolved", 1), (4, "resolved", 0.8), (2, "unresolved", 0), (2, "tampered", 0), (1, "empty_patch", 0))
     made = [(SimpleNamespace(turns=(None,) * n), Verdict(Outcome(name)), worth) for n, name, worth in cases]
     return all(np.isclose(reward(tasks[0], rollout, verdict), worth) for rollout, verdict, worth in made)
 
@@ -462,7 +472,9 @@ answer = None  # a dict, as row() makes one
 # %% tags=["check"]
 def is_a_valid_task(answer):
     """Read it as a row of a file, and validate it."""
-    return answer not in rows and next(validate(saved("answer.jsonl", [answer]), sandboxes, config)).valid
+    if not isinstance(answer, dict) or answer["instance_id"] in {each["instance_id"] for each in rows}:
+        return "it must be a row, under a name that the six don't have"
+    return next(validate(saved("answer.jsonl", [answer]), sandboxes, config)).valid
 
 
 check(answer, is_a_valid_task)
