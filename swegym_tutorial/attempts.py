@@ -22,7 +22,7 @@ from .faults import Faults
 from .grading import Episode, Grader, Outcome, Reward, rewarded
 from .halt import Stopped
 from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
-from .sandbox import SandboxBackend, SandboxError
+from .sandbox import BackendClosed, SandboxBackend, SandboxError
 from .tasks import Task
 
 LONGEST_REASON = 2000  # characters of a fault that are logged
@@ -84,7 +84,7 @@ class AttemptRunner:
     ) -> Rollout | None:
         """Return the attempt, or None where infrastructure faults took it.
 
-        halt: nobody waits for it any more: ends it after the turn, with Stopped. Raises TooManyFaults.
+        halt: nobody waits for it any more: ends it after the turn, with Stopped. Raises TooManyFaults, BackendClosed.
         """
         while self._paused.is_set():
             if halt.wait(0.1):
@@ -129,7 +129,7 @@ class AttemptRunner:
     def grade(
         self, task: Task, rollout: Rollout, identity: Identity, halt: threading.Event
     ) -> Episode | None:
-        """Return the graded attempt, or None where infrastructure faults took it. Raises Stopped, TooManyFaults."""
+        """Return the graded attempt, or None where infrastructure faults took it. Raises as rollout()."""
         key = asdict(identity)
         self._folder.log("grading_start", **key)
         start = time.monotonic()
@@ -163,6 +163,8 @@ class AttemptRunner:
             except (SandboxError, PolicyError) as error:
                 if halt.is_set():  # what fails while everything is being closed is no fault
                     raise Stopped from error
+                if isinstance(error, BackendClosed):
+                    raise
                 reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
             self._folder.log("attempt_fault", **asdict(identity), reason=reason, tries=tries + 1)
             if tries < self._config.attempt_retries and halt.wait(faults.pause(tries)):

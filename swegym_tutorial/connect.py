@@ -1,4 +1,4 @@
-"""What a run needs before it starts: its server, its model, and the settings of the run that it goes on with.
+"""What a run needs before it starts: its server, its model, own parts, and the settings of the run it goes on with.
 
 Knows nothing of jobs and evaluations.
 """
@@ -6,6 +6,7 @@ Knows nothing of jobs and evaluations.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import resource
@@ -16,10 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import sandbox
 from .bundled import POLICY
 from .calls import in_thread
 from .config import TrainingConfig
 from .events import RunFolder
+from .grading import name_of
 from .halt import Halt, Stopped
 from .policy import PolicyClient, PolicyService
 from .preflight import COLD_START, check_address
@@ -156,6 +159,49 @@ def check_same(saved: TrainingConfig, config: TrainingConfig) -> None:
             f"{name} was {getattr(saved, name)!r}, not {getattr(config, name)!r}" for name in changed
         )
         raise RunError(f"a run can only be resumed with what it began with: {told}")
+
+
+def check_parts(config: TrainingConfig, sandboxes: object, reward: object) -> None:
+    """Refuse what a run cannot use as its sandboxes or as its reward; None is the package's own. Raises RunError."""
+    if sandboxes is None and config.sandbox not in sandbox.KINDS:
+        raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
+    if sandboxes is not None:
+        _check_backend(sandboxes)
+    if reward is None:
+        return
+    if not callable(reward):
+        raise RunError(
+            f"reward={reward!r:.100} is no function: it is called with the task, the attempt and its verdict"
+        )
+    try:
+        inspect.signature(reward).bind("task", "attempt", "verdict")
+    except TypeError as error:
+        raise RunError(
+            f"the reward {name_of(reward)} must take three arguments, the task, the attempt and its verdict: {error}"
+        ) from None
+    except ValueError:  # some functions that are written in C do not tell what they take
+        pass
+
+
+def _check_backend(sandboxes: object) -> None:
+    if isinstance(sandboxes, type):
+        raise RunError(
+            f"sandboxes={sandboxes.__name__} is a class: give an object of it, {sandboxes.__name__}(...)"
+        )
+    if isinstance(sandboxes, str):
+        raise RunError(
+            f"sandboxes={sandboxes!r:.100} is a text: name a kind of sandbox in the settings, as in "
+            f"TrainingConfig.laptop(sandbox={sandboxes!r:.100}), or give a backend"
+        )
+    if lacks := [
+        name for name in ("open", "missing", "close") if not callable(getattr(sandboxes, name, None))
+    ]:
+        raise RunError(
+            f"sandboxes={type(sandboxes).__name__} has no method {', '.join(lacks)}: a backend has open(task), "
+            "missing(tasks) and close(), as sandbox.SandboxBackend tells"
+        )
+    if getattr(sandboxes, "closed", False) is True:
+        raise RunError(f"sandboxes={type(sandboxes).__name__}: {sandbox.BackendClosed()}")
 
 
 def server_from_environment(config: TrainingConfig) -> tuple[str, str] | None:

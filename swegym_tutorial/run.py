@@ -29,6 +29,7 @@ from .config import TrainingConfig
 from .connect import (
     RunError,
     anywhere,
+    check_parts,
     connect,
     first_client,
     model_folder,
@@ -83,6 +84,7 @@ class TrainingRun:
         Raises RunError, TaskError and GradingUnavailable.
         """
         self.config = config = anywhere(config)
+        check_parts(config, sandboxes, reward)
         self.folder = RunFolder(output, episodes_gb=config.episodes_gb)
         self.error: BaseException | None = None
         self.evaluations: list[Evaluation] = []
@@ -96,8 +98,6 @@ class TrainingRun:
         self._from_step = from_step
         if from_step is not None:
             check_step(self.folder, config, from_step)
-        if sandboxes is None and config.sandbox not in sandbox.KINDS:
-            raise RunError(f"no sandbox is called {config.sandbox!r}; there are {', '.join(sandbox.KINDS)}")
         self.id = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', self.folder.path.name)[:40]}-{secrets.token_hex(3)}"
         self._server_address = server or server_from_environment(config)
         if self._server_address is None:
@@ -241,9 +241,7 @@ class TrainingRun:
     def _tell_left(self, text: str) -> None:
         """Tell what is left in the log where it is still open, and in any case by a warning and in `left`."""
         self.left = text
-        logging.getLogger(__name__).warning(
-            "%s; `swegym-tutorial sandboxes list` shows what is open, `sandboxes reap` ends it", text
-        )
+        logging.getLogger(__name__).warning("%s%s", text, sandbox.how_to_end(self._sandboxes))
         with contextlib.suppress(OSError):
             self._say(text)
 

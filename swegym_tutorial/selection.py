@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import random
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from .calls import in_thread
+from .calls import PolicyError, in_thread
 from .config import TrainingConfig
 from .connect import RunError
 from .events import RunFolder, scan
 from .halt import Halt
-from .sandbox import SandboxBackend
+from .sandbox import SandboxBackend, SandboxError
 from .tasks import Task, load_tasks
 from .trust import Trust, key_of
 
@@ -35,6 +35,36 @@ def held_out_tasks(config: TrainingConfig) -> list[Task]:
 def _mark(task: Task) -> str:
     """Return what changes with what the agent is told, or with how it is graded."""
     return hashlib.sha256(f"{key_of(task)} {task.problem_statement}".encode()).hexdigest()[:12]
+
+
+def _missing(sandboxes: SandboxBackend, tasks: Sequence[Task], halt: Halt) -> Mapping[str, str]:
+    """Ask a backend, which may be anybody's, for the tasks that it cannot open: instance_id -> why.
+
+    Raises SandboxError as it does, and RunError where its method is wrong; Stopped.
+    """
+    whose = f"{type(sandboxes).__name__}.missing(tasks)"
+
+    def ask() -> object:
+        try:
+            return sandboxes.missing(tasks)
+        except Exception as error:  # raised again below: in_thread would take it for the training server's
+            return error
+
+    try:
+        found = in_thread(ask, halt, whose, IMAGES_TIMEOUT)
+    except PolicyError as error:
+        raise SandboxError(f"{whose} did not return within {IMAGES_TIMEOUT:.0f} s") from error
+    if isinstance(found, SandboxError):
+        raise found
+    if isinstance(found, Exception):
+        raise RunError(f"{whose} failed with {type(found).__name__}: {found}") from found
+    if not isinstance(found, Mapping) or not all(
+        isinstance(each, str) for pair in found.items() for each in pair
+    ):
+        raise RunError(
+            f"{whose} gave {found!r:.100}: it returns a dict, instance_id -> why, {{}} where none is missing"
+        )
+    return found
 
 
 class Selection:
@@ -65,11 +95,8 @@ class Selection:
         self._leave_out(not_valid, "used")
 
     def leave_out_missing(self, sandboxes: SandboxBackend, halt: Halt) -> None:
-        """Leave out the tasks that cannot be opened. Raises SandboxError, Stopped."""
-        tasks = [*self.train, *self.held_out]
-        missing = in_thread(
-            lambda: sandboxes.missing(tasks), halt, "looking for the tasks' images", IMAGES_TIMEOUT
-        )
+        """Leave out the tasks that cannot be opened. Raises SandboxError, RunError, Stopped."""
+        missing = _missing(sandboxes, [*self.train, *self.held_out], halt)
         if self._begun is None:
             self._leave_out(missing, "opened")
             self._folder.log("tasks_chosen", tasks={task.instance_id: _mark(task) for task in self.train})

@@ -17,7 +17,7 @@ from .answers import check_answers
 from .config import TrainingConfig
 from .grading import Bench, Outcome, Verdict, grade
 from .hidden_tests import HiddenRun
-from .sandbox import SandboxBackend, SandboxError
+from .sandbox import BackendClosed, SandboxBackend, SandboxError
 from .tasks import Task
 
 NOT_RUN = "not run"  # the status of a test that told nothing
@@ -188,7 +188,7 @@ def validate(
 
     workers: tries at once (default: the number of processors). on_try: called after each. A try whose sandbox
     fails is made again, config.attempt_retries times. An agent's sandbox of each task is searched for answers
-    too. Raises GradingUnavailable; close the sandboxes to end tries that run on after an interrupt.
+    too. Raises GradingUnavailable and BackendClosed; close the sandboxes to end tries that run on after an interrupt.
     """
     over = threading.Event()
 
@@ -201,6 +201,8 @@ def validate(
             try:
                 leak = check_answers(sandboxes, task) if number == 0 else ""
                 return replace(try_once(task, sandboxes, config), leak=leak)
+            except BackendClosed:
+                raise
             except SandboxError as error:
                 failure = str(error)
         return failure

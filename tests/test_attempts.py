@@ -15,7 +15,8 @@ from swegym_tutorial.events import EventReader, RunFolder, read_episode
 from swegym_tutorial.grading import Grader, Outcome
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.rollout import Rollout
-from swegym_tutorial.sandbox import SandboxError
+from swegym_tutorial.sandbox import BackendClosed, SandboxError
+from swegym_tutorial.sandbox.local import LocalBackend
 
 
 class Flaky:
@@ -111,6 +112,21 @@ def test_case_37_an_attempt_that_faults_took_has_no_reward_and_is_counted(made, 
     assert runner.rollout(task, Script(chat, FINAL), identity(task), halt) is None
     (lost,) = [e for e in EventReader(folder.path).read() if e["event"] == "episode"]
     assert lost["reward"] is None and lost["outcome"] == "infrastructure" and "no room" in lost["reason"]
+
+
+def test_a_backend_that_is_closed_is_not_tried_again(made, chat, task):
+    def closed(sandboxes):
+        backend = LocalBackend()
+        backend.close()
+        return Plain(backend)
+
+    runner, folder, halt = made(kind=closed, retries=3)
+    with pytest.raises(BackendClosed, match="the backend is closed: make a new one; a run closes"):
+        runner.rollout(task, Script(chat, FINAL), identity(task), halt)
+    assert not [e for e in EventReader(folder.path).read() if e["event"] == "attempt_fault"]
+    halt.set()  # while a run ends, it closes its backend itself
+    with pytest.raises(Stopped):
+        runner.rollout(task, Script(chat, FINAL), identity(task), halt)
 
 
 def test_a_fault_of_the_policy_is_one_too(made, task):

@@ -15,7 +15,8 @@ from swegym_tutorial import TrainingConfig, TrainingRun, load_tasks, trust, vali
 from swegym_tutorial.connect import RunError
 from swegym_tutorial.events import EventReader
 from swegym_tutorial.grading import Bench
-from swegym_tutorial.sandbox import SandboxError
+from swegym_tutorial.sandbox import BackendClosed, SandboxError
+from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.swegym_grading import SwegymHarness
 from swegym_tutorial.task_text import listing
 from swegym_tutorial.validation import Status, Try, Validation, conclude, validate
@@ -112,6 +113,13 @@ def test_a_sandbox_that_fails_says_nothing_of_the_task(task, sandboxes, config, 
     assert found.status is Status.UNCHECKED and found.why == "the sandbox failed: no room"
     trust.keep(found, "local", print)
     assert trust.recall(task) is None
+
+
+def test_a_closed_backend_is_no_fault_of_the_sandbox_to_be_waited_out(task, config):
+    closed = LocalBackend()
+    closed.close()
+    with pytest.raises(BackendClosed, match="make a new one"):
+        list(validate([task], closed, config))
 
 
 def as_swegym(monkeypatch, sandboxes, config, lines: dict[bool, str]) -> None:

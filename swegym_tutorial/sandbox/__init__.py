@@ -28,6 +28,15 @@ class SandboxUnavailable(SandboxError):
     """This kind of sandbox cannot work on this machine; the text names the cause and the mend."""
 
 
+class BackendClosed(SandboxError):
+    """The backend opens nothing any more, so that another try is of no use."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the backend is closed: make a new one; a run closes the one that it is given, at its end"
+        )
+
+
 @dataclass(frozen=True)
 class CommandResult:
     """What one command did. A command that fails or is killed is a result; a failing sandbox raises."""
@@ -75,14 +84,17 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """Opens sandboxes of one kind for one run. Safe for many threads."""
+    """Opens sandboxes of one kind for one run. Safe for many threads.
+
+    Any object with these methods is one. Where it has an attribute `closed` that is True, a run refuses it at once.
+    """
 
     name: str
 
     def open(self, task: Task) -> Sandbox:
         """Return a fresh sandbox with the task's repository at base_commit, nothing else of the task in it.
 
-        Raises SandboxError.
+        Raises SandboxError; BackendClosed after close(), so that nobody tries again.
         """
         ...
 
@@ -150,6 +162,13 @@ def backend(
 
         return ModalBackend(config, run=run, say=say)
     raise SandboxUnavailable(f"no sandbox is called {name!r}; there are {', '.join(KINDS)}")
+
+
+def how_to_end(sandboxes: object) -> str:
+    """Return how a warning about sandboxes that were not ended goes on; "" where they are none of this package's."""
+    if not any(kind.__module__.startswith(f"{__name__}.") for kind in type(sandboxes).__mro__):
+        return ""
+    return "; `swegym-tutorial sandboxes list` shows what is open, `sandboxes reap` ends it"
 
 
 def _local_or_docker(config: TrainingConfig, run: str, say: Callable[[str], None]) -> SandboxBackend:

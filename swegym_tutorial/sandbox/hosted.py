@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from ..tasks import Task, TaskError, materialise
-from . import CLOSING, CommandResult, SandboxError
+from . import CLOSING, BackendClosed, CommandResult, SandboxError
 from .files import Snapshot, State, remove_tree
 from .limits import Limits, Meter
 from .process import Command, Ended
@@ -183,6 +183,10 @@ class HostedBackend(ABC):
         """The folder that holds all of its sandboxes."""
         return self._root.path
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     @abstractmethod
     def _make(self, number: int, path: Path, repository: Snapshot) -> HostedSandbox:
         """Make the sandbox of that number at a path that does not exist yet."""
@@ -210,7 +214,7 @@ class HostedBackend(ABC):
                     self._sandboxes.add(sandbox)
                     return sandbox
             sandbox.close()
-            raise SandboxError("the backend is closed")
+            raise BackendClosed
 
     def missing(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Find the tasks that cannot be opened here; see the protocol."""
@@ -227,7 +231,7 @@ class HostedBackend(ABC):
         """Count who is in open(), so that close() can wait for it."""
         with self._lock:
             if self._closed:
-                raise SandboxError("the backend is closed")
+                raise BackendClosed
             self._opening += 1
         try:
             yield

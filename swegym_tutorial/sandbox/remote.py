@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ..config import TrainingConfig
 from ..tasks import Task
-from . import CLOSING, SandboxError
+from . import CLOSING, BackendClosed, SandboxError
 from .contained import RemoteSandbox
 from .container import Container, Throttled
 from .files import HOME
@@ -58,6 +58,10 @@ class RemoteBackend(ABC):
         self._images: dict[str, Future[Any]] = {}
         self._archives: Once[Hashable, bytes] = Once()
         self._environments: Once[tuple[str, str], Mapping[str, str]] = Once()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @abstractmethod
     def _fetch(self, image: str, task: Task) -> Any:
@@ -189,7 +193,7 @@ class RemoteBackend(ABC):
                     self._sandboxes.add(sandbox)
                     return sandbox
             sandbox.close()
-            raise SandboxError("the backend is closed")
+            raise BackendClosed
 
     def _while_open(
         self,
@@ -243,7 +247,7 @@ class RemoteBackend(ABC):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SandboxError("the backend is closed")
+            raise BackendClosed
 
     @contextlib.contextmanager
     def _open_one(self) -> Iterator[None]:
