@@ -1,7 +1,7 @@
 """Which tasks a run trains on and is measured on, and which it goes without.
 
-Tasks that are known to be broken or flaky are left out, and those whose image cannot be had: visibly, with the
-reason. Knows nothing of training.
+Tasks that are known to be broken or flaky are left out, and those whose image cannot be had, or whose files are not
+base_commit's: visibly, with the reason. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import random
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from .calls import PolicyError, in_thread
 from .config import TrainingConfig
 from .connect import RunError
 from .events import RunFolder, scan
-from .halt import Halt
+from .halt import Halt, Stopped
 from .sandbox import SandboxBackend, SandboxError
-from .tasks import Task, load_tasks
+from .tasks import Task, load_tasks, wrong_files
 from .trust import Trust, key_of
 
 IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
@@ -74,6 +74,7 @@ class Selection:
         self, config: TrainingConfig, folder: RunFolder, train: list[Task], held_out: list[Task]
     ) -> None:
         self.train, self.held_out = train, held_out
+        self._unknown: Container[str] = ()  # the ids of tasks that are not known to be valid
         self.missing: frozenset[str] = frozenset()  # of `train`, those that cannot be opened now
         self._config, self._folder = config, folder
         self._begun = next(scan(folder.events, ("tasks_chosen",)), None)
@@ -85,6 +86,7 @@ class Selection:
 
         A run that goes on leaves out what it began without: the order of its tasks hangs on their number.
         """
+        self._unknown = {*trust.never_validated, *trust.not_valid}
         begun = next(scan(self._folder.events, ("tasks_trusted",)), None)
         not_valid = trust.not_valid if self._config.only_valid else {}
         if begun is not None:
@@ -96,7 +98,8 @@ class Selection:
 
     def leave_out_missing(self, sandboxes: SandboxBackend, halt: Halt) -> None:
         """Leave out the tasks that cannot be opened. Raises SandboxError, RunError, Stopped."""
-        missing = _missing(sandboxes, [*self.train, *self.held_out], halt)
+        tasks = [*self.train, *self.held_out]
+        missing = {**_missing(sandboxes, tasks, halt), **self._wrong(tasks, halt)}
         if self._begun is None:
             self._leave_out(missing, "opened")
             self._folder.log("tasks_chosen", tasks={task.instance_id: _mark(task) for task in self.train})
@@ -106,6 +109,16 @@ class Selection:
         train = self.train
         self._leave_out(missing, "opened")
         self.train = train
+
+    def _wrong(self, tasks: Sequence[Task], halt: Halt) -> dict[str, str]:
+        """Find the tasks whose files give another commit, of those that are not known to be valid. Raises Stopped."""
+        wrong = {}
+        for task in tasks:
+            if halt.is_set():
+                raise Stopped
+            if task.instance_id in self._unknown and (why := wrong_files(task)):
+                wrong[task.instance_id] = why
+        return wrong
 
     def _as_begun(self, marks: Mapping[str, str]) -> list[Task]:
         """Return the tasks that the run began with, in their order. Raises RunError where one is gone or another."""

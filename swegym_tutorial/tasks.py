@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -175,19 +176,23 @@ GIT_ENV = {
 }
 
 
+class WrongFiles(TaskError):
+    """A task's files are not the repository that it says they are, whatever machine makes it."""
+
+
 def materialise(task: Task, folder: Path) -> str:
     """Write the task's repository into a new folder as one git commit, and return its hash.
 
-    The same files give the same hash everywhere, so that base_commit is checked: raises TaskError where it
-    differs. There is no other history in the repository, no remote, no reflog and no hook.
+    The same files give the same hash everywhere, so that base_commit is checked: raises WrongFiles where it
+    differs, and TaskError where git fails. There is no other history in the repository, no remote, no reflog and no hook.
     """
     folder.mkdir(parents=True)
     for name, text in task.files.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise TaskError(f"{task.instance_id}: file {name!r} lies outside the repository")
+            raise WrongFiles(f"{task.instance_id}: file {name!r} lies outside the repository")
         if ".git" in name.lower().split("/"):  # settings there are commands that our git would run
-            raise TaskError(f"{task.instance_id}: file {name!r} lies in a git folder")
+            raise WrongFiles(f"{task.instance_id}: file {name!r} lies in a git folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="")
     script = (
@@ -204,7 +209,25 @@ def materialise(task: Task, folder: Path) -> str:
         raise TaskError(f"{task.instance_id}: git could not make the repository: {done.stderr.strip()}")
     commit = done.stdout.strip()
     if not commit.startswith(task.base_commit.lower()):
-        raise TaskError(
-            f"{task.instance_id}: the files give commit {commit}, not base_commit {task.base_commit}"
+        raise WrongFiles(
+            f"{task.instance_id}: the files give commit {commit}, not base_commit {task.base_commit}: name that "
+            'commit, or none ("")'
         )
     return commit
+
+
+def wrong_files(task: Task) -> str:
+    """Return in words why no machine can make the repository of a task's files; "" where nothing says so.
+
+    Makes it once, in a temporary folder. What this machine's git or disk may be at fault for says nothing.
+    """
+    if not task.files:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="swegym-") as folder:
+        try:
+            materialise(task, Path(folder, "repository"))
+        except WrongFiles as error:
+            return str(error)
+        except (TaskError, OSError):
+            pass
+    return ""

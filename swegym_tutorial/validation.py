@@ -18,7 +18,7 @@ from .config import TrainingConfig
 from .grading import Bench, Outcome, Verdict, grade
 from .hidden_tests import HiddenRun
 from .sandbox import BackendClosed, SandboxBackend, SandboxError
-from .tasks import Task
+from .tasks import Task, wrong_files
 
 NOT_RUN = "not run"  # the status of a test that told nothing
 PAUSE = 1.0  # seconds before a try is made again, doubled each time
@@ -204,6 +204,8 @@ def validate(
             except BackendClosed:
                 raise
             except SandboxError as error:
+                if why := wrong_files(task):  # no sandbox could have been opened
+                    return Try(why)
                 failure = str(error)
         return failure
 

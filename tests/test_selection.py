@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.sandbox import SandboxError
 from swegym_tutorial.selection import Selection
+from swegym_tutorial.tasks import GIT_ENV, wrong_files
+from swegym_tutorial.trust import keep, trust_in
+from swegym_tutorial.validation import Status, Validation
 
 
 class Own:
@@ -90,3 +95,50 @@ def test_what_an_own_backend_lacks_is_left_out_with_its_reason(chosen, folder):
     first = chosen.train[0].instance_id
     chosen.leave_out_missing(Own(lambda tasks: {first: "no image"}), Halt())
     assert len(chosen.train) == 2 and events(folder, "tasks_left_out")[0]["tasks"] == {first: "no image"}
+
+
+def test_tasks_whose_files_are_another_commits_are_left_out_with_the_reason(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("SWEGYM_TUTORIAL_CACHE", str(tmp_path / "cache"))
+    good, *others = load_tasks()[:4]
+    wrong, unsaid, outside = (replace(task, instance_id=f"me__own-{n}") for n, task in enumerate(others))
+    wrong = replace(wrong, base_commit="deadbeef")
+    unsaid = replace(unsaid, base_commit="")
+    outside = replace(outside, files={**outside.files, "../x": "x"})
+    tasks, made = [good, wrong, unsaid, outside], []
+    monkeypatch.setattr(selection, "wrong_files", lambda task: made.append(task) or wrong_files(task))
+    chosen = Selection(TrainingConfig.laptop(), folder, tasks, [])
+    chosen.leave_out_invalid(trust_in(tasks))
+    chosen.leave_out_missing(Own(lambda tasks: {}), Halt())
+    assert chosen.train == [good, unsaid] and made == [wrong, unsaid, outside]  # none that was validated
+    (told,) = events(folder, "tasks_left_out")
+    assert re.search(
+        r"me__own-0: the files give commit \w{40}, not base_commit deadbeef", told["tasks"][wrong.instance_id]
+    )
+    assert "'../x' lies outside" in told["tasks"][outside.instance_id]
+
+    # One that goes on has the same ones.
+    again = Selection(TrainingConfig.laptop(), folder, tasks, [])
+    again.leave_out_invalid(trust_in(tasks))
+    again.leave_out_missing(Own(lambda tasks: {}), Halt())
+    assert again.train == [good, unsaid] and not again.missing
+
+
+def test_a_run_without_a_task_of_the_right_files_ends_with_the_reason(folder, task, monkeypatch, tmp_path):
+    monkeypatch.setenv("SWEGYM_TUTORIAL_CACHE", str(tmp_path / "cache"))
+    wrong = replace(task, instance_id="me__own-0", base_commit="deadbeef")
+    found = Validation(wrong, Status.BROKEN, "its files are another commit's")
+    keep(found, "local", print)
+    config = TrainingConfig.laptop(only_valid=False)  # known, and used all the same
+    chosen = Selection(config, folder, [task], [wrong])
+    chosen.leave_out_invalid(trust_in([task, wrong]))
+    with pytest.raises(
+        RunError, match=r"none of the 1 held-out tasks can be opened: .*not base_commit deadbeef"
+    ):
+        chosen.leave_out_missing(Own(lambda tasks: {}), Halt())
+
+
+def test_a_git_that_fails_says_nothing_of_a_task(task, monkeypatch):
+    wrong = replace(task, base_commit="deadbeef")
+    assert wrong_files(task) == wrong_files(replace(task, files={})) == "" != wrong_files(wrong)
+    monkeypatch.setitem(GIT_ENV, "PATH", "/nowhere")
+    assert wrong_files(wrong) == ""

@@ -115,6 +115,17 @@ def test_a_sandbox_that_fails_says_nothing_of_the_task(task, sandboxes, config, 
     assert trust.recall(task) is None
 
 
+def test_a_task_whose_files_are_another_commits_is_broken(task, sandboxes, config, monkeypatch):
+    monkeypatch.setattr(validation, "PAUSE", 99)  # nothing is tried again
+    (found,) = validate([replace(task, base_commit="deadbeef")], sandboxes, config, times=2)
+    assert found.status is Status.BROKEN and found.tries == 2
+    assert found.why.startswith(
+        f"{task.instance_id}: the files give commit {task.base_commit}, not base_commit"
+    )
+    trust.keep(found, "local", print)
+    assert trust.recall(found.task).status == "broken"
+
+
 def test_a_closed_backend_is_no_fault_of_the_sandbox_to_be_waited_out(task, config):
     closed = LocalBackend()
     closed.close()
