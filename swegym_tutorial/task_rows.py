@@ -124,12 +124,33 @@ def task_of_row(row: Any, where: str) -> Task:
         empty = ' ("" where a task brings its files)' if testing["files"] else ""
         raise TaskError(f"{where}: 'base_commit' must be a git commit in hexadecimal{empty}, not {commit!r}")
     told: dict[str, Any] = {**texts, **testing}
-    return Task(
+    task = Task(
         **told,
         fail_to_pass=_ids(instance, "FAIL_TO_PASS", where),
         pass_to_pass=_ids(instance, "PASS_TO_PASS", where),
         split=_text(about, "split", where) or "train",
     )
+    if task.files:  # a task of one's own, not one of a data set that is as it is
+        _check_solvable(task, where)
+    return task
+
+
+def _check_solvable(task: Task, where: str) -> None:
+    """Refuse what shows without a run that a task has nothing to solve, or cannot be solved."""
+    if not task.fail_to_pass:
+        raise TaskError(
+            f"{where}: field 'FAIL_TO_PASS' is empty: it lists the tests that a patch has to make pass"
+        )
+    for name, tests in zip(TEST_LISTS, (task.fail_to_pass, task.pass_to_pass), strict=True):
+        if not all(test.strip() for test in tests):
+            raise TaskError(f"{where}: field {name!r} holds an empty test id")
+    if both := set(task.fail_to_pass) & set(task.pass_to_pass):
+        raise TaskError(
+            f"{where}: field 'PASS_TO_PASS' holds {min(both)!r}, which 'FAIL_TO_PASS' holds too: a test fails or "
+            "passes at base_commit"
+        )
+    if not task.patch.strip():
+        raise TaskError(f"{where}: field 'patch' is empty: the gold patch shows that the task can be solved")
 
 
 def _parts(row: Any, where: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

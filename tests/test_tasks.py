@@ -79,6 +79,15 @@ def swegym_row(row: dict) -> dict:
             lambda r: r["instance"].update(FAIL_TO_PASS="[" * 100_000),
             "'FAIL_TO_PASS' is a text that is no JSON",
         ),
+        (lambda r: r["instance"].update(FAIL_TO_PASS=[]), "'FAIL_TO_PASS' is empty: it lists the tests"),
+        (lambda r: r["instance"].update(FAIL_TO_PASS="[]"), "'FAIL_TO_PASS' is empty"),
+        (lambda r: r["instance"]["FAIL_TO_PASS"].append(""), "'FAIL_TO_PASS' holds an empty test id"),
+        (lambda r: r["instance"].update(PASS_TO_PASS=[" "]), "'PASS_TO_PASS' holds an empty test id"),
+        (
+            lambda r: r["instance"]["PASS_TO_PASS"].append(r["instance"]["FAIL_TO_PASS"][0]),
+            "'PASS_TO_PASS' holds 'tests/.*', which 'FAIL_TO_PASS' holds too",
+        ),
+        (lambda r: r["instance"].update(patch="\n"), "'patch' is empty: the gold patch shows"),
         (lambda r: r["files"].update({"a.txt": "\ud800"}), "'files' holds half of a character"),
         (lambda r: r["files"].update({"\ud800": "a"}), "'files' holds half of a character"),
         *(
@@ -172,6 +181,13 @@ def test_a_row_may_bring_its_own_image(tmp_path, row):
         "source v",
         "swegym",
     )
+
+
+def test_a_task_of_a_data_set_is_taken_as_it_is(tmp_path, row):
+    swegym_row(row).update(image="somebody/some:1", test_command="pytest")
+    row["instance"].update(FAIL_TO_PASS=[], PASS_TO_PASS=["t", ""], patch="")
+    (task,) = load_tasks(written(tmp_path, row))
+    assert task.fail_to_pass == () and task.pass_to_pass == ("t", "")
 
 
 def test_a_choice_holds_for_every_source(tmp_path, row):
