@@ -32,8 +32,8 @@ from .episode_disk import EpisodeDisk
 from .grading import Verdict
 from .rollout import Rollout
 
-# How a line begins: its name, and the job where it is an attempt's.
-_START = rb'\{"time": [\d.]+, "event": "(%s)"(?:, "phase": "[^"]*", "job": "([^"]*)")?'
+# How a line begins: its name, and phase and job where it is an attempt's.
+_START = rb'\{"time": [\d.]+, "event": "(%s)"(?:, "phase": "([^"]*)", "job": "([^"]*)")?'
 READ = 2**20  # bytes of a log that are read at once
 LONGEST_LINE = 2**24  # bytes: what is longer is no event of ours, and is passed over
 OPENING = 1.0  # seconds: who looks whether a folder is written to holds its lock for a moment
@@ -265,11 +265,11 @@ class EventReader:
                     elif line.strip():
                         self.bad_lines += 1
 
-    def skipped(self) -> dict[tuple[str, str], int]:
-        """Return how many events were passed over so far, by name and job; the job is empty where none is named."""
+    def skipped(self) -> dict[tuple[str, str, str], int]:
+        """Return how many events were passed over so far, by name, phase and job; empty where none is named."""
         return {
-            (str(name, "utf-8"), str(job or b"", "utf-8")): n
-            for (name, job), n in self._skipped.items()
+            (str(name, "utf-8"), str(phase or b"", "utf-8"), str(job or b"", "utf-8")): n
+            for (name, phase, job), n in self._skipped.items()
             if name
         }
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .summary import FATES, Filling, JobState, RunSummary, StepResult
+from .records import FATES, Filling, JobState, StepResult
+from .summary import RunSummary
 from .trust import NOT_VALID
 
 ENDED = ("done", "stopped", "failed")  # of a run
@@ -91,10 +92,12 @@ def shortened(text: str, width: int) -> str:
 
 
 def present(summary: RunSummary, now: float | None = None) -> float:
-    """Return the time in which a run stands: now, or that of its last event where its process is gone."""
-    if summary.gone and summary.last_event is not None:
-        return summary.last_event
-    return time.time() if now is None else now
+    """Return the time in which a run stands: now, or that of its last event where its process is gone.
+
+    Where the log's clock is ahead of the reader's, it is that of the last event too.
+    """
+    last = summary.last_event or 0.0
+    return last if summary.gone and last else max(last, time.time() if now is None else now)
 
 
 def work_line(summary: RunSummary) -> str:

@@ -6,104 +6,45 @@ from the same file, live or afterwards. Knows nothing of how they are shown.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from .counts import OpenSandboxes, TokenRate
+from .records import (
+    FATES,
+    EvaluationResult,
+    Filling,
+    JobState,
+    StepResult,
+    Waiting,
+    count,
+    job_order,
+    number,
+    text,
+)
+
+__all__ = [
+    "ADD_NOTHING",
+    "FATES",
+    "EvaluationResult",
+    "Filling",
+    "JobState",
+    "RunSummary",
+    "StepResult",
+    "Waiting",
+    "job_order",
+]
 
 # Most of a log's lines, of which a summary takes nothing but their time and their number: a reader may skip them.
 ADD_NOTHING = ("rollout_start", "sample", "tool", "rollout_ready", "grading_start")
 NOTES = 200  # words for people that are kept
-FATES = ("kept", "uniform", "stale", "failed")
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One batch: one publication of weights. Times in seconds."""
-
-    job: str
-    step: int
-    policy_version: int
-    reward_mean: float  # over all graded attempts that came in while the batch filled
-    reward_mean_kept: float  # over the groups that were trained on
-    attempts: int
-    lost: int  # attempts that infrastructure faults took
-    groups: Mapping[str, int]  # fate -> count
-    batch_seconds: float  # all of it: fill + train + publish
-    fill_seconds: float  # until the last group was in
-    train_seconds: float  # from then on: a part of the training may lie in the filling
-    publish_seconds: float
-    work_seconds: Mapping[str, float]  # sampling, tools, grading: summed over attempts that ran side by side
-    checkpoint: str
-    time: float  # seconds since 1970, when it was done
-
-    @property
-    def fill_parts(self) -> dict[str, float]:
-        """The filling time shared out by the work that was done in it: sampling, tools, grading."""
-        total = sum(self.work_seconds.values()) or 1.0
-        return {kind: self.fill_seconds * seconds / total for kind, seconds in self.work_seconds.items()}
-
-    @classmethod
-    def of(cls, event: Mapping[str, Any]) -> StepResult:
-        return cls(**{name: event[name] for name in cls.__dataclass_fields__})
-
-
-@dataclass
-class Filling:
-    """The batch that a job is filling."""
-
-    groups: Counter[str] = field(default_factory=Counter)
-    attempts: int = 0  # graded, in groups that are complete or not
-    resolved: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)  # of the verdicts
-    training: bool = False  # it is full, and is trained on
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """One evaluation; `rate` is resolved / attempts."""
-
-    label: str
-    job: str
-    split: str
-    attempts: int
-    resolved: int
-    lost: int
-
-    @property
-    def rate(self) -> float:
-        return self.resolved / self.attempts if self.attempts else float("nan")
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """What a run waits for at the training server, longer than usual."""
-
-    what: str
-    reason: str
-    since: float  # seconds since 1970
-    job: str = ""  # the client that waits, where it is one
-
-
-@dataclass(frozen=True)
-class JobState:
-    """How a client stands."""
-
-    name: str = "running"  # running | done | failed | out of time
-    reason: str = ""  # why it failed
-
-
-def job_order(name: str) -> list[tuple[int, str]]:
-    """Return a key by which train-job10 comes after train-job2."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+SET_BACK = 1.0  # seconds: what goes back by less was written by threads side by side
 
 
 def _at_its_place(table: dict[str, Any], job: str, value: Any) -> Any:
     """Return a job's value in a table, set where it has none, and keep the jobs in their order."""
-    if job not in table:
+    if text(job) not in table:
         table[job] = value
         entries = sorted(table.items(), key=lambda entry: job_order(entry[0]))
         table.clear()
@@ -114,8 +55,8 @@ def _at_its_place(table: dict[str, Any], job: str, value: Any) -> Any:
 class RunSummary:
     """The state of a run after the events it was fed. Not thread-safe: one reader, one summary."""
 
-    def __init__(self, skipped: Callable[[], Mapping[tuple[str, str], int]] = dict) -> None:
-        """skipped: how many events a reader has passed over unread, by name and job."""
+    def __init__(self, skipped: Callable[[], Mapping[tuple[str, str, str], int]] = dict) -> None:
+        """skipped: how many events a reader has passed over unread, by name, phase and job."""
         self.phase = ""
         self.status = "starting"  # starting | running | paused | done | stopped | failed
         self.reason = ""  # why it failed
@@ -126,6 +67,9 @@ class RunSummary:
         self.odd_events = 0
         self.out_of_time = False
         self.last_event: float | None = None
+        self.set_back = 0.0  # seconds by which the clock of the log's times was set back
+        self._under_way = False  # whether a part of the run has begun and not ended
+        self._paused_early = False  # before this part of the run began
         self.steps: dict[str, list[StepResult]] = {}
         self.filling: dict[str, Filling] = {}
         self.evaluations: list[EvaluationResult] = []
@@ -144,8 +88,7 @@ class RunSummary:
         self.notes: list[str] = []  # the last such words, and what else people are told once
         self.noted = 0  # how many there were
         self.left_out: dict[str, str] = {}  # task -> why: it cannot be opened, or is known not to be valid
-        self.tokens = 0  # sampled by graded attempts of training; older logs don't tell it
-        self.rate = TokenRate()  # of those and of evaluations
+        self.rate = TokenRate()  # of graded attempts, on the clock that `set_back` is added to
         self.sandboxes = OpenSandboxes(skipped)
 
     def update(self, events: Iterable[Mapping[str, Any]]) -> bool:
@@ -153,30 +96,50 @@ class RunSummary:
         any_events = False
         for event in events:
             any_events = True
-            self.last_event = event.get("time", self.last_event)
-            handler = getattr(self, f"_on_{event.get('event')}", None)
-            if handler is not None:
-                try:
+            try:
+                if "time" in event:
+                    self._see_time(number(event["time"]))
+                handler = getattr(self, f"_on_{event.get('event')}", None)
+                if handler is not None:
                     handler(event)
-                except (KeyError, TypeError, ValueError):
-                    self.odd_events += 1  # a foreign or older line must not hide the others
+            except (AttributeError, KeyError, TypeError, ValueError):
+                self.odd_events += 1  # a foreign or older line must not hide the others
         return any_events
 
+    def _see_time(self, time: float) -> None:
+        if self.last_event is not None and time < self.last_event - SET_BACK:
+            self.set_back += self.last_event - time
+        self.last_event = time
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has gone on, pauses between its parts included."""
+        if self.started is None or self.last_event is None:
+            return 0.0
+        return max(0.0, self.last_event + self.set_back - self.started)
+
+    @property
+    def tokens(self) -> int:
+        """What was sampled for the steps of training; older logs don't tell it."""
+        return sum(step.tokens for steps in self.steps.values() for step in steps)
+
     def _on_run_start(self, event: Mapping[str, Any]) -> None:
-        self.status, self.reason, self.out_of_time = "running", "", False
+        planned, clients = count(event["steps"]), count(event["clients"])
+        self.batch_groups = count(event.get("groups_per_batch") or 0)
+        self.planned_steps, self.clients = planned, clients
+        self.status = "paused" if self.status == "paused" and self._paused_early else "running"
+        self.reason, self.out_of_time, self._under_way = "", False, True
         self.gone, self.waiting = False, None
-        self.planned_steps, self.clients = event["steps"], event["clients"]
-        self.batch_groups = event.get("groups_per_batch") or 0
-        self.jobs = {f"train-job{n}": JobState() for n in range(self.clients)}
-        self.started = self.started or event["time"]
+        self.jobs = {f"train-job{n}": JobState() for n in range(clients)}
+        self.started = self.started or number(event["time"])
         self.filling.clear()
         self.sandboxes.forget()
         self.left_out.clear()
         self.evaluating = None
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
-        self.phase, self.note = event["name"], ""
-        self.rate.begin(self.last_event or 0.0)
+        self.phase, self.note = text(event["name"]), ""
+        self.rate.begin(self._now())
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self.note = str(event["text"])
@@ -191,27 +154,30 @@ class RunSummary:
     def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
         self.left_out |= {str(task): str(why) for task, why in event["tasks"].items()}
 
+    def _now(self) -> float:
+        return (self.last_event or 0.0) + self.set_back
+
     def _opened_or_closed(self, event: Mapping[str, Any]) -> None:
-        self.sandboxes.see(event["event"], event["job"])
+        self.sandboxes.see(event["event"], text(event["phase"]), text(event["job"]))
 
     _on_rollout_start = _on_rollout_ready = _on_grading_start = _opened_or_closed
 
     def _on_episode(self, event: Mapping[str, Any]) -> None:
-        self.sandboxes.see("episode", event["job"])
+        tokens = count(event.get("sampled_tokens", 0))
+        self._opened_or_closed(event)
         reward = event.get("reward")
         if reward is None:
             self.lost += 1
             return
         self.graded += 1
-        tokens = event.get("sampled_tokens", 0)
-        self.rate.add(self.last_event or 0.0, tokens)
-        if str(event["phase"]).startswith("evaluation"):
+        self.rate.add(self._now(), tokens)
+        if event["phase"].startswith("evaluation"):
             done, resolved, planned = self.evaluating or (0, 0, 0)
             self.evaluating = (done + 1, resolved + _is_resolved(event), planned)
         else:
-            self.tokens += tokens
             filling = self._filling(event["job"])
             filling.attempts += 1
+            filling.tokens += tokens
             filling.resolved += _is_resolved(event)
             filling.outcomes[str(event.get("outcome"))] += 1
 
@@ -219,7 +185,7 @@ class RunSummary:
         self.faults[str(event["reason"])] += 1
 
     def _on_group(self, event: Mapping[str, Any]) -> None:
-        self._filling(event["job"]).groups[event["fate"]] += 1
+        self._filling(event["job"]).groups[text(event["fate"])] += 1
 
     _on_group_failed = _on_group
 
@@ -230,12 +196,11 @@ class RunSummary:
         self._filling(event["job"]).training = True
 
     def _on_step_done(self, event: Mapping[str, Any]) -> None:
-        step = StepResult.of(event)
+        step = StepResult.of(event, self.filling.get(text(event["job"]), Filling()).tokens)
         self._drop_steps(
             step.job, step.step - 1
         )  # a step may be done again whose checkpoint was not yet written
         _at_its_place(self.steps, step.job, []).append(step)
-        self._filling(step.job)
         self.filling[step.job] = Filling()
         self.evaluations = [e for e in self.evaluations if (e.label, e.job) != ("after", step.job)]
 
@@ -266,9 +231,11 @@ class RunSummary:
         )
 
     def _on_attempt_unfinished(self, event: Mapping[str, Any]) -> None:
+        self._under_way = False  # a part that begins tells it, of one that was killed
         self.unfinished += 1
 
     def _on_settings_changed(self, event: Mapping[str, Any]) -> None:
+        self._under_way = False  # as in the line above
         changes = (f"{name} was {old}, is {new}" for name, (old, new) in event["changed"].items())
         self._tell(f"settings changed: {'; '.join(changes)}")
 
@@ -278,11 +245,11 @@ class RunSummary:
         self._tell(f"ended {what} that earlier parts of this run had left")
 
     def _on_episodes_deleted(self, event: Mapping[str, Any]) -> None:
-        self.deleted += event["count"]
-        self.deleted_bytes += event["bytes"]
+        deleted, size = count(event["count"]), count(event["bytes"])
+        self.deleted, self.deleted_bytes = self.deleted + deleted, self.deleted_bytes + size
 
     def _on_waiting(self, event: Mapping[str, Any]) -> None:
-        since = event["time"] - event["seconds"]
+        since = event["time"] - number(event["seconds"])
         job = str(event.get("job") or "")
         self.waiting = Waiting(str(event["what"]), str(event["reason"]), since, job)
 
@@ -297,37 +264,40 @@ class RunSummary:
         self._set_job(event["job"], JobState("failed", str(event["reason"])))
 
     def _set_job(self, job: str, state: JobState) -> None:
-        self.sandboxes.forget(job)
         _at_its_place(self.jobs, job, state)
         self.jobs[job] = state
+        self.sandboxes.forget(job)
 
     def _on_evaluation_start(self, event: Mapping[str, Any]) -> None:
-        self.evaluating = (0, 0, event["attempts"])
-        self.sandboxes.forget(event["job"])
+        self.evaluating = (0, 0, count(event["attempts"]))
+        self.sandboxes.forget(text(event["job"]))
 
     def _on_evaluation(self, event: Mapping[str, Any]) -> None:
         self.evaluating = None
-        names = EvaluationResult.__dataclass_fields__
-        self.evaluations.append(EvaluationResult(**{name: event[name] for name in names}))
+        self.evaluations.append(EvaluationResult.of(event))
 
     def _on_paused(self, event: Mapping[str, Any]) -> None:
-        self.status = "paused"
+        self.status, self._paused_early = "paused", not self._under_way
 
     def _on_unpaused(self, event: Mapping[str, Any]) -> None:
         self.status = "running"
 
     def _on_out_of_time(self, event: Mapping[str, Any]) -> None:
-        self.out_of_time = True
         self._set_job(event["job"], JobState("out of time"))
+        self.out_of_time = True
 
     def _on_run_done(self, event: Mapping[str, Any]) -> None:
-        self.status, self.waiting = "done", None
+        self._end("done")
 
     def _on_run_stopped(self, event: Mapping[str, Any]) -> None:
-        self.status, self.waiting = "stopped", None
+        self._end("stopped")
 
     def _on_run_failed(self, event: Mapping[str, Any]) -> None:
-        self.status, self.waiting, self.reason = "failed", None, event["reason"]
+        self._end("failed")
+        self.reason = str(event["reason"])
+
+    def _end(self, status: str) -> None:
+        self.status, self.waiting, self._under_way = status, None, False
 
 
 def _is_resolved(episode: Mapping[str, Any]) -> bool:

@@ -22,7 +22,8 @@ from .lines import (
     wanted_groups,
     work_line,
 )
-from .summary import FATES, EvaluationResult, JobState, RunSummary, StepResult
+from .records import FATES, EvaluationResult, JobState, StepResult
+from .summary import RunSummary
 
 __all__ = [
     "ENDED",
@@ -147,7 +148,7 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
         rows.append(("held-out resolved", rates))
     if steps:
         seconds = [s.batch_seconds for s in steps]
-        last = max(steps, key=lambda s: s.time)
+        last = max((each[-1] for each in summary.steps.values()), key=lambda s: s.time)
         median = f"{statistics.median(seconds):.1f} s median"
         rows.append(("batch time", f"{median}, {last.batch_seconds:.1f} s the last one"))
         groups = {fate: sum(s.groups.get(fate, 0) for s in steps) for fate in FATES}
@@ -174,7 +175,7 @@ def status_line(summary: RunSummary) -> str:
         return f"its process is gone; it was: {work_line(summary)}" if summary.gone else work_line(summary)
     took = ""
     if summary.started is not None and summary.last_event is not None:
-        took = f" after {duration(summary.last_event - summary.started)}"
+        took = f" after {duration(summary.seconds)}"
     return summary.status + took + (f": {summary.reason}" if summary.reason else "")
 
 
@@ -210,7 +211,7 @@ def _traffic(summary: RunSummary, now: float | None) -> list[tuple[str, str]]:
             told = f"{summary.tokens:,} in training, {summary.tokens / seconds:,.0f} a second"
             rows.append(("tokens sampled", told))
         return rows
-    if rate := summary.rate.a_second(present(summary, now)):
+    if rate := summary.rate.a_second(present(summary, now) + summary.set_back):
         rows.append(("tokens sampled", f"{rate:,.0f} a second, of graded attempts"))
     rows.append(("sandboxes", f"{summary.sandboxes.total()} at work"))
     return rows

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import Events, write_run
+from synthetic import BEGAN, Events, write_run
 
 from swegym_tutorial.events import EventReader
+from swegym_tutorial.plots import png_bytes, reward_time_figure
 from swegym_tutorial.summary import ADD_NOTHING, JobState, RunSummary, job_order
 from swegym_tutorial.terminal import left_out_lines, progress_line
-from swegym_tutorial.words import summary_table
+from swegym_tutorial.words import alt_text, status_line, summary_table
 
 
 def test_notes_on_long_work_stand_beside_their_phase() -> None:
@@ -258,6 +259,89 @@ def test_odd_lines_of_the_new_events_hide_no_others() -> None:
     assert summary.odd_events == 10 and summary.notes[-1] == "still here"
 
 
+FOREIGN: dict[str, dict[str, Any]] = {
+    "time": {"event": "note", "text": "x", "time": "soon"},
+    "no time": {"event": "note", "text": "x", "time": None},
+    "list of changes": {"event": "settings_changed", "changed": [1]},
+    "list of tasks": {"event": "tasks_left_out", "tasks": ["a"]},
+    "numbered phase": {"event": "phase", "name": 5},
+    "no phase": {"event": "phase", "name": None},
+    "numbered job": {"event": "job_done", "job": 5},
+    "list as a job": {"event": "out_of_time", "job": ["x"]},
+    "group of a numbered job": {"event": "group", "job": 5, "fate": "kept"},
+    "group with a list as its fate": {"event": "group", "job": "train-job0", "fate": ["kept"]},
+    "episode of a list": {"event": "episode", "phase": "run-1", "job": ["x"], "reward": 1, "outcome": "resolved"},
+    "episode with tokens in words": {
+        "event": "episode", "phase": "run-1", "job": "train-job0", "reward": 1, "sampled_tokens": "many",
+    },
+    "steps in words": {"event": "run_start", "steps": "many", "clients": 1},
+    "clients in words": {"event": "run_start", "steps": 3, "clients": "x"},
+    "groups in words": {"event": "run_start", "steps": 3, "clients": 1, "groups_per_batch": "x"},
+    "attempts in words": {"event": "evaluation_start", "job": "base", "attempts": "x"},
+    "rate in words": {
+        "event": "evaluation", "label": "before", "job": "base", "split": "x", "attempts": "x", "resolved": 1, "lost": 0,
+    },
+    "bytes in words": {"event": "episodes_deleted", "count": 1, "bytes": "x"},
+    "waiting in words": {"event": "waiting", "what": "x", "reason": "y", "seconds": "x"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [*FOREIGN, "reward_mean", "step", "groups", "work_seconds", "job", "batch_seconds"]
+)
+def test_foreign_values_hide_no_others(name: str) -> None:
+    events = Events(**UNDER_WAY, clients=2)
+    summary, lines = RunSummary(), list(events)
+    last = lines[-1]
+    assert last["event"] == "step_done"
+    odd = FOREIGN.get(name) or {**last, name: {"x": "y"} if name.endswith("s") else ["x"]}
+    summary.update([*lines, {"time": last["time"], **odd}])
+    assert summary.odd_events == 1
+    plain = RunSummary()
+    plain.update(lines)
+    assert summary_table(summary, 1e10) == summary_table(plain, 1e10) and alt_text(summary) == alt_text(plain)
+    png_bytes(reward_time_figure(summary))
+    more = events.event("rollout_start", phase="run-1", job="train-job10", group=0, attempt=0)
+    summary.update(
+        [more, events.event("job_done", job="train-job10"), events.event("note", text="still here")]
+    )
+    assert summary.odd_events == 1 and summary.notes[-1] == "still here" and "train-job10" in summary.jobs
+
+
+def test_a_clock_that_is_set_back_takes_nothing_off_the_run_s_time() -> None:
+    lines = list(Events(steps=4, evaluations=()))
+    true, read = RunSummary(), RunSummary()
+    true.update(lines)
+    half = len(lines) // 2
+    read.update([*lines[:half], *({**event, "time": event["time"] - 3600} for event in lines[half:])])
+    assert read.seconds == pytest.approx(true.seconds, abs=10) and read.set_back > 3500
+    assert read.rate.a_second(BEGAN) == pytest.approx(true.rate.a_second(BEGAN), rel=0.5)
+    assert status_line(read).startswith("done after ") and "-" not in status_line(read)
+    read.update([{"time": 5.0, "event": "run_done"}])
+    assert "-" not in status_line(read)
+
+
+def test_tokens_a_second_are_right_where_the_reader_s_clock_is_behind() -> None:
+    summary = told(Events(**UNDER_WAY))
+    last = summary.last_event
+    assert last is not None
+    behind, true = (dict(summary_table(summary, now))["tokens sampled"] for now in (last - 30, last))
+    assert behind == true and summary.rate.a_second(last - 100) < summary.tokens / 10
+
+
+def test_a_pause_before_a_part_of_the_run_begins_is_that_part_s() -> None:
+    start = ("run_start", {"steps": 9, "clients": 1, "resumed": True})
+    paused, stopped = ("paused", {}), ("run_stopped", {})
+    assert told(Events(**UNDER_WAY), stopped, paused, start).status == "paused"
+    unfinished = ("attempt_unfinished", {"phase": "run-1", "job": JOB})
+    assert told(Events(**UNDER_WAY), unfinished, paused, start).status == "paused"
+    assert told(Events(**UNDER_WAY), paused, start).status == "running", "of the part that was killed"
+    assert told(Events(**UNDER_WAY), paused, stopped, start).status == "running"
+    summary = RunSummary()
+    summary.update([{"event": "paused"}, {"event": "run_start", "time": 1.0, "steps": 9, "clients": 1}])
+    assert summary.status == "paused"
+
+
 def test_events_that_add_nothing_may_be_skipped(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=3, clients=2, evaluations=("before",), end="")
     every, most = EventReader(folder), EventReader(folder, skip=ADD_NOTHING)
@@ -266,7 +350,8 @@ def test_events_that_add_nothing_may_be_skipped(tmp_path: Path) -> None:
     skipped.update(most.stream())
     assert summary_table(skipped, 1e9) == summary_table(read_all, 1e9) and len(summary_table(skipped)) > 5
     counts = most.skipped()
-    assert counts["rollout_start", "train-job1"] == 3 * 64 and counts["sample", "base"] == 256
+    assert counts["rollout_start", "run-1", "train-job1"] == 3 * 64
+    assert counts["sample", "evaluation-before", "base"] == 256
     assert read_all.odd_events == 0 and not every.skipped()
 
 
@@ -317,6 +402,42 @@ def test_sandboxes_of_a_client_or_a_process_that_has_ended_are_gone() -> None:
     assert summary.sandboxes.of(JOB) == 1
 
 
+def test_verdicts_of_training_that_come_late_are_not_taken_off_an_evaluation() -> None:
+    events = Events(**UNDER_WAY)
+    summary = told(events)
+    key = {"job": JOB, "group": 99, "attempt": 0}
+    training, evaluation = {**key, "phase": "run-1"}, {**key, "phase": "evaluation-after"}
+    summary.update([events.event("grading_start", **training) for _ in range(4)])
+    summary.update([events.event("job_done", job=JOB)])
+    summary.update([events.event("evaluation_start", label="after", job=JOB, split="x", attempts=32)])
+    summary.update([events.event("rollout_start", **evaluation) for _ in range(6)])
+    late = [events.event("episode", **training, reward=0.0, outcome="unresolved") for _ in range(4)]
+    summary.update(late)
+    assert summary.sandboxes.total() == summary.sandboxes.of(JOB) == 6 and summary.odd_events == 0
+    summary.update(events.event("rollout_ready", **evaluation) for _ in range(6))
+    summary.update(late)
+    assert summary.sandboxes.total() == summary.sandboxes.of(JOB) == 0, "never below"
+
+
+def test_tokens_of_steps_that_are_dropped_and_of_unfinished_batches_are_not_counted() -> None:
+    events = Events(**UNDER_WAY)
+    summary = told(events)
+    by_step = [step.tokens for step in summary.steps[JOB]]
+    assert summary.tokens == sum(by_step) and min(by_step) >= 64 * 20
+    key = {"phase": "run-1", "job": JOB, "group": 99, "attempt": 0, "reward": 1.0, "outcome": "resolved"}
+    summary.update([events.event("episode", **key, sampled_tokens=100_000)])
+    assert summary.tokens == sum(by_step)
+    back = {"job": JOB, "step": 1, "checkpoint": "x", "restarted": []}
+    summary.update([events.event("run_stopped"), events.event("run_start", steps=9, clients=1, resumed=True)])
+    summary.update([events.event("rolled_back", **back), events.event("resumed", **back)])
+    assert summary.tokens == sum(by_step[:2])
+    summary.update([*events.batch(JOB, 2), events.event("run_stopped")])
+    assert summary.tokens == sum(by_step[:2]) + summary.steps[JOB][2].tokens < sum(by_step)
+    seconds = sum(step.batch_seconds for step in summary.steps[JOB])
+    told_ = f"{summary.tokens:,} in training, {summary.tokens / seconds:,.0f} a second"
+    assert dict(summary_table(summary))["tokens sampled"] == told_
+
+
 def test_tokens_a_second_are_those_of_the_last_minutes_and_at_the_end_of_all_batches() -> None:
     events = Events(**UNDER_WAY)
     summary = told(events, ("phase", {"name": "training"}))
@@ -354,9 +475,7 @@ def test_how_far_a_batch_is_filled() -> None:
     told = f"{JOB} batch 1 of 3: 2 of 8 groups kept, 1 uniform, 1 attempt graded, 1 resolved"
     assert progress_line(summary) == dict(summary_table(summary))["status"] == told
     summary.update([{"event": "training_start", "job": JOB, "step": 0}])
-    assert (
-        progress_line(summary) == f"{JOB} batch 1 of 3: training on 2 groups; 1 attempt graded, 1 resolved"
-    )
+    assert progress_line(summary) == f"{JOB} batch 1 of 3: training on 2 groups; 1 attempt graded, 1 resolved"
 
 
 def test_how_far_the_batches_of_several_clients_are_filled() -> None:

@@ -21,7 +21,7 @@ from ..events import scan
 BACK = 1.0  # seconds: what goes back by less was written by threads side by side
 READ = 2**20  # bytes of a log that are read at once
 NEAR = 2**18  # bytes of a log that are read in vain at most
-_TIME = re.compile(rb'^\{"time": ?(\d+(?:\.\d*)?),', re.MULTILINE)
+_TIME = re.compile(rb'\{"time": (\d+(?:\.\d*)?), "event"')  # how a line of ours begins
 
 
 class LogClock:

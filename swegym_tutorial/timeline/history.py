@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..summary import job_order
+from ..records import job_order
 from .clock import LogClock
 
 LAST = 10  # steps that are shown of a longer run
