@@ -160,7 +160,10 @@ def why_fruitless(events: Path, job: str, count: int) -> str:
     """Say what a job's groups were like so far, and what went wrong, from the log."""
     rewards: dict[str, list[float]] = {}
     faults: Counter[str] = Counter()
-    for event in scan(events, ("group", "group_failed", "attempt_fault")):
+    unknown, validate = frozenset[str](), ""
+    for event in scan(events, ("tasks_trusted", "group", "group_failed", "attempt_fault")):
+        if event["event"] == "tasks_trusted" and "validate" in event:
+            unknown, validate = frozenset(event["never_validated"]), event["validate"]
         if event.get("job") != job:
             continue
         if event["event"] == "attempt_fault":
@@ -172,4 +175,9 @@ def why_fruitless(events: Path, job: str, count: int) -> str:
     if faults:
         text += "Commonest faults: " + "; ".join(f"{n} x {why}" for why, n in faults.most_common(3)) + ". "
     text += "Solve rates: " + ", ".join(f"{task} {rate:.2f}" for rate, task in rates[:12]) + ". "
+    if count := len(unknown & rewards.keys()):
+        text += (
+            f"{count} of these {len(rewards)} tasks were never validated: `{validate}` finds those that no patch can "
+            "solve, for a mistyped test id, say. "
+        )
     return text + "Choose tasks that the policy sometimes solves, or raise max_fruitless_groups."

@@ -93,7 +93,12 @@ class Selection:
             not_valid = begun["not_valid"]
         else:
             self._tell_unknown(len(trust.never_validated))
-            self._folder.log("tasks_trusted", not_valid=not_valid, never_validated=len(trust.never_validated))
+            self._folder.log(
+                "tasks_trusted",
+                not_valid=not_valid,
+                never_validated=trust.never_validated,
+                validate=self._validate,
+            )
         self._leave_out(not_valid, "used")
 
     def leave_out_missing(self, sandboxes: SandboxBackend, halt: Halt) -> None:
@@ -129,13 +134,18 @@ class Selection:
                 raise RunError(f"a run can only be resumed with the tasks that it began with: {name} {why}")
         return [here[name] for name in marks]
 
+    @property
+    def _validate(self) -> str:
+        """The command that validates them."""
+        source, kind = shlex.quote(self._config.tasks), self._config.sandbox
+        return f"swegym-tutorial tasks validate --tasks {source} --sandbox {kind}"
+
     def _tell_unknown(self, count: int) -> None:
         if count:
-            config, total = self._config, len(self.train) + len(self.held_out)
+            total = len(self.train) + len(self.held_out)
             text = (
-                f"{count} of the {total} tasks were never validated, and are used all the same: `swegym-tutorial "
-                f"tasks validate --tasks {shlex.quote(config.tasks)} --sandbox {config.sandbox}` finds "
-                "those that are broken or flaky, and the next run leaves them out"
+                f"{count} of the {total} tasks were never validated, and are used all the same: `{self._validate}` "
+                "finds those that are broken or flaky, and the next run leaves them out"
             )
             self._folder.log("note", text=text)
 

@@ -209,6 +209,22 @@ def test_case_33_a_run_that_learns_nothing_stops_and_says_why(tmp_path):
     with pytest.raises(NoLearningSignal, match="12 groups in a row") as caught:
         setup.job.run("phase", time.time() + SOON)
     assert "bundled__" in str(caught.value) and "0.00" in str(caught.value)
+    assert "validated" not in str(caught.value)
+
+
+def test_case_33_tasks_that_nobody_has_validated_are_the_first_to_be_doubted(tmp_path):
+    # DAPO#22, #28
+    setup = job(tmp_path, replace(FAST, max_fruitless_groups=12), Attempts(rate=lambda task: 0.0))
+    names = [task.instance_id for task in load_tasks()]
+    unknown = ["me__unused-1", *names]
+    setup.folder.log("tasks_trusted", not_valid={}, never_validated=unknown, validate="validate them")
+    with pytest.raises(NoLearningSignal) as caught:
+        setup.job.run("phase", time.time() + SOON)
+    count = len({e["instance_id"] for e in events(setup, "group")})
+    told = (
+        f"{count} of these {count} tasks were never validated: `validate them` finds those that no patch can"
+    )
+    assert told in str(caught.value)
 
 
 def test_case_35_a_lost_attempt_costs_itself_and_not_its_group(tmp_path):

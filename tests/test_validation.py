@@ -277,6 +277,10 @@ def test_case_4_training_leaves_out_what_is_not_valid_and_says_so(task, tmp_path
     assert [event["tasks"] for event in events(run, "tasks_left_out")] == [
         {"me__own-1": "not valid: broken: no"}
     ]
+    (trusted,) = events(run, "tasks_trusted")
+    assert (
+        trusted["never_validated"] == ["me__own-2"] and trusted["validate"] in events(run, "note")[0]["text"]
+    )
     (note,) = events(run, "note")
     assert note["text"].startswith("1 of the 3 tasks were never validated")
     source = Path("my own.jsonl").absolute()
