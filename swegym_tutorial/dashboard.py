@@ -12,6 +12,7 @@ import atexit
 import html
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from .terminal import PlainLines
 from .words import alt_text, status_line, summary_table
 
 INTERVAL = 1.0  # seconds between two looks at the log
+OPENED = 30.0  # seconds in which a process that has opened an ended run's folder should have begun a new part
+CLOSING = 3.0  # seconds after which it is more than one that closes the folder
 LISTENING = 0.05  # seconds between two chances for a button's press to be heard
 
 
@@ -69,6 +72,7 @@ class Dashboard:
         self._reader = EventReader(self._folder.events, skip=ADD_NOTHING)
         self._summary = RunSummary(self._reader.skipped)
         self._closing = threading.Event()
+        self._ended: float | None = None  # since when its end is known, by time.monotonic()
         self._painter: threading.Thread | None = None
         self._view: _View = _NotebookView() if in_notebook() else _TextView()
         if self._look(over=self._run is not None and self._run.join(0)):
@@ -76,8 +80,8 @@ class Dashboard:
         if self._run is not None and buttons:
             self._view.add_buttons({"Pause": self.pause, "Resume": self.resume, "Stop": self.stop})
         self._painter = threading.Thread(target=self._paint, name="dashboard", daemon=True)
-        self._painter.start()
         atexit.register(self.close)
+        self._painter.start()
 
     def __str__(self) -> str:
         """The table as it stands, or in a terminal the last line."""
@@ -141,6 +145,8 @@ class Dashboard:
         except Exception as error:
             self.error = error
             self._view.tell(f"stopped painting: {type(error).__name__}: {error}. The run goes on.")
+        finally:
+            atexit.unregister(self.close)  # which would keep it all in memory
 
     def _wait(self) -> bool:
         """Wait until the next look is due; returns whether it is the last one."""
@@ -153,20 +159,34 @@ class Dashboard:
         self._summary.update(self._reader.stream())
         if self._run is None:
             over = self._over_elsewhere() or over
-        self._view.show(self._summary, over)
+        self._view.show(self._summary, over, "" if over or self._run is not None else self._hint())
         if self._summary.gone:
             self._view.tell(f"go on with: {resume_command(self._folder.path)}")
         return over
 
     def _over_elsewhere(self) -> bool:
         """Whether the run in this folder, of whatever process, has ended or its process is gone."""
-        if self._summary.status in ENDED:
-            return True
-        if self._summary.last_event is None or self._folder.written():
+        if self._summary.last_event is None:
             return False
+        if self._summary.status not in ENDED:
+            self._ended = None
+        elif self._ended is None:
+            self._ended = time.monotonic()
+        if self._folder.written():  # of an ended run by one that closes it or goes on; without locks, always
+            return self._ended is not None and time.monotonic() - self._ended > OPENED
         self._summary.update(self._reader.stream())  # what it wrote just before its end
         self._summary.gone = self._summary.status not in ENDED
         return True
+
+    def _hint(self) -> str:
+        """Say what is waited for where the run doesn't tell it."""
+        if self._summary.last_event is None:
+            log = self._folder.events
+            what = "the log is empty yet" if log.exists() else "there is no log here yet"
+            return f"{what}: looking for events in {log}"
+        if self._ended is not None and time.monotonic() - self._ended > CLOSING:
+            return "a process has the folder open, and may go on with the run"
+        return ""
 
 
 class _View(Protocol):
@@ -174,7 +194,7 @@ class _View(Protocol):
 
     text: str  # what it says now
 
-    def show(self, summary: RunSummary, over: bool) -> None: ...
+    def show(self, summary: RunSummary, over: bool, hint: str = "") -> None: ...
     def tell(self, text: str) -> None: ...
     def add_buttons(self, actions: Mapping[str, Callable[[], None]]) -> None: ...
 
@@ -189,11 +209,11 @@ class _NotebookView:
         self._rows: list[tuple[str, str]] = []
         self._notes: list[tuple[str, str]] = []
 
-    def show(self, summary: RunSummary, over: bool) -> None:
+    def show(self, summary: RunSummary, over: bool, hint: str = "") -> None:
         if (shown := figure_state(summary)) != self._drawn:
             self._drawn = shown
             self._draw(summary)
-        self._rows = summary_table(summary)
+        self._rows = summary_table(summary) + ([("dashboard", hint)] if hint else [])
         self._write_table()
         if over:
             self._buttons.remove()
@@ -280,9 +300,9 @@ class _TextView:
         self.text = ""
         self._plain = PlainLines()
         self._told: set[str] = set()  # evaluations
-        self._phase = ""
+        self._phase = self._hint = ""
 
-    def show(self, summary: RunSummary, over: bool) -> None:
+    def show(self, summary: RunSummary, over: bool, hint: str = "") -> None:
         for line in self._plain.new(summary):
             self.tell(line)
         for line in evaluation_lines(summary):
@@ -294,6 +314,9 @@ class _TextView:
         elif summary.phase != self._phase:
             self._phase = summary.phase
             self.tell(summary.phase)
+        if hint and hint != self._hint:
+            self.tell(hint)
+        self._hint = hint
 
     def tell(self, text: str) -> None:
         print(text, flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +271,7 @@ def test_a_run_of_another_process_is_followed_to_its_end(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     dashboard = Dashboard(folder.path)  # before there is a log
+    assert str(dashboard) == f"there is no log here yet: looking for events in {folder.events}"
     folder.open()
     for event in Events(steps=2, evaluations=()):
         folder.log(event.pop("event"), **{k: v for k, v in event.items() if k != "time"})
@@ -331,6 +334,79 @@ def test_the_table_of_a_notebook_tells_waits_clients_and_what_is_gone(tmp_path: 
     ):
         assert told in table["text/html"]
     assert len(pictures(outputs)) == 1
+
+
+def resumed(tmp_path: Path) -> RunFolder:
+    """The folder of a run that was stopped, opened by a process that has not yet begun to go on."""
+    folder = RunFolder(write_run(tmp_path / "run", steps=2, planned=3, evaluations=(), end="run_stopped"))
+    folder.open()
+    return folder
+
+
+@pytest.mark.parametrize("early", [(), ("paused", "unpaused")])
+def test_a_run_that_is_just_being_resumed_is_followed(tmp_path: Path, early: tuple[str, ...]) -> None:
+    folder = resumed(tmp_path)
+    dashboard = Dashboard(folder.path)
+    for name in early:
+        folder.log(name)
+    time.sleep(1.5)  # it looks once more
+    folder.log("run_start", steps=3, clients=1, resumed=True)
+    for event in Events(steps=3, evaluations=()).batch("train-job0", 2):
+        folder.log(event.pop("event"), **{k: v for k, v in event.items() if k != "time"})
+    folder.log("run_done")
+    folder.close()
+    asyncio.run(asyncio.wait_for(_await(dashboard), 30))
+    assert str(dashboard).startswith("done after") and dashboard._summary.steps["train-job0"][-1].step == 2
+
+
+def test_a_run_that_has_ended_is_left_though_its_folder_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a file system has no locks, and every folder seems to be written to."""
+    monkeypatch.setattr("swegym_tutorial.dashboard.CLOSING", 0.5)
+    monkeypatch.setattr("swegym_tutorial.dashboard.OPENED", 1.5)
+    folder = resumed(tmp_path)
+    dashboard = Dashboard(folder.path)
+    asyncio.run(asyncio.wait_for(_await(dashboard), 30))
+    printed = capsys.readouterr().out
+    assert printed.count("a process has the folder open, and may go on with the run") == 1
+    assert str(dashboard).startswith("stopped after")
+    folder.close()
+
+
+def test_a_dashboard_that_has_ended_is_not_kept_in_memory(tmp_path: Path) -> None:
+    run = Replay(tmp_path / "run", steps=2, pause_after=1).start()
+    dashboard = Dashboard(run)
+    painter, kept = dashboard._painter, weakref.ref(dashboard)
+    assert painter is not None and painter.is_alive()
+    run.go_on.set()
+    painter.join(30)
+    del dashboard
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.slow
+def test_a_notebook_says_what_is_looked_for_until_there_is_a_log(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "events.jsonl").touch()
+    look = f"from swegym_tutorial import Dashboard\ndashboard = Dashboard({str(folder)!r})"
+    write = f"""
+import time
+from synthetic import Events
+from swegym_tutorial.events import RunFolder
+folder = RunFolder({str(folder)!r})
+folder.open()
+for event in Events(steps=1, evaluations=()):
+    folder.log(event.pop("event"), **{{k: v for k, v in event.items() if k != "time"}})
+folder.close()
+await dashboard
+"""
+    client, outputs = run_cells(look, write)
+    assert any("the log is empty yet: looking for events in" in html for html in client.shown("text/html"))
+    (table,) = [output.data for output in outputs if "text/html" in output.get("data", {})]
+    assert "done after" in table["text/html"] and "looking for" not in table["text/html"]
 
 
 def test_methods_pause_resume_and_stop_a_live_run(tmp_path: Path) -> None:
