@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from swegym_tutorial.connect import RunError, anywhere, saved_config
 from swegym_tutorial.events import EventReader, FolderInUse, RunFolder, read_episode
 from swegym_tutorial.faults import TooManyFaults
 from swegym_tutorial.grading import Outcome
-from swegym_tutorial.sandbox import SandboxBackend, SandboxError, how_to_end
+from swegym_tutorial.sandbox import BackendClosed, SandboxBackend, SandboxError, how_to_end
 from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.selection import held_out_tasks
 from swegym_tutorial.tasks import BUNDLED, load_tasks
@@ -524,6 +524,41 @@ def test_what_ends_sandboxes_is_told_of_those_that_it_can_end():
 
 class Explicit(NoRoom, SandboxBackend):
     """An own backend that names the protocol."""
+
+
+@dataclass(slots=True)
+class Own:
+    """Sandboxes as a user would write them: no hash, no weak references, nothing that tells that it is closed."""
+
+    inner: LocalBackend
+    name: str = "own"
+
+    def open(self, task):
+        return self.inner.open(task)
+
+    def missing(self, tasks):
+        return self.inner.missing(tasks)
+
+    def close(self):
+        self.inner.close()
+
+
+@pytest.mark.slow
+def test_a_run_trains_in_own_sandboxes_without_a_wrong_task_and_closes_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWEGYM_TUTORIAL_CACHE", str(tmp_path / "cache"))
+    config = TrainingConfig.laptop(**{**SMALL, "steps": 1, "groups_per_batch": 2, "max_groups_per_batch": 2})
+    tasks = load_tasks()[:3]
+    wrong = replace(tasks[0], instance_id="me__wrong-1", base_commit="deadbeef")
+    own = Own(LocalBackend())
+    TrainingRun(config, tmp_path / "first", tasks=[*tasks, wrong], sandboxes=own).start().wait()
+    (step,) = events(tmp_path / "first", "step_done")
+    assert step["attempts"] and step["lost"] == 0
+    (left_out,) = events(tmp_path / "first", "tasks_left_out")
+    assert "not base_commit deadbeef" in left_out["tasks"].pop(wrong.instance_id) and not left_out["tasks"]
+    again = TrainingRun(config, tmp_path / "again", tasks=tasks, sandboxes=own).start()
+    with pytest.raises(BackendClosed, match="a run closes the one that it is given"):
+        again.wait()
+    assert not events(tmp_path / "again", "attempt_fault")
 
 
 @pytest.mark.slow
