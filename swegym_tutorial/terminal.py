@@ -29,6 +29,7 @@ from .lines import (
     waiting_line,
 )
 from .summary import ADD_NOTHING, FATES, RunSummary, job_order
+from .words import mean_rewards
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -96,7 +97,10 @@ def _step_table(summary: RunSummary, rows: int | None) -> Table:
 
 
 def _client_table(summary: RunSummary) -> Table:
-    """Return one row a client and their sums. Groups are counted over all steps and the batch being filled."""
+    """Return one row a client and one for all, whose mean reward is that of the last step that all have done.
+
+    Groups are counted over all steps and the batch being filled.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -116,11 +120,12 @@ def _client_table(summary: RunSummary) -> Table:
             ]
         )
     last = [steps[-1] for steps in summary.steps.values()]
+    means = mean_rewards(summary)
     rows.append(
         [
             "all",
             f"{sum(map(len, summary.steps.values()))}/{summary.planned_steps * len(jobs)}",
-            _bar(_mean([s.reward_mean for s in last])),
+            _bar(means[-1][1] if means else None),
             *(str(sum(counts[fate] for counts in groups.values())) for fate in FATES),
             _short(_mean([s.batch_seconds for s in last])),
         ]

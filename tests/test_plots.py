@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from synthetic import Events, write_run
 
 from swegym_tutorial.plots import (
@@ -26,6 +27,7 @@ from swegym_tutorial.plots import (
     spread,
 )
 from swegym_tutorial.summary import RunSummary
+from swegym_tutorial.terminal import table
 from swegym_tutorial.words import alt_text, duration, mean_rewards, phase_seconds, summary_table
 
 if TYPE_CHECKING:
@@ -184,6 +186,11 @@ def test_the_mean_goes_on_without_a_client_that_has_ended(end: str, steps: int) 
     told = dict(summary_table(summary))["mean reward"]
     assert told.endswith("in the last 5 steps, 0.15 in step 10 of the clients that got so far")
     assert told in alt_text(summary)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(summary))
+    assert [row.split()[2] for row in console.export_text().splitlines() if row.startswith("all ")] == [
+        "0.150"
+    ]
     no_overlap(drawn(summary))
     assert any("mean of those that got so far" in text.get_text() for text in drawn(summary).axes[0].texts)
 

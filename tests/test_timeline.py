@@ -584,6 +584,8 @@ def test_the_reader_s_own_style_does_not_reach_in(runs: dict[str, Timeline]) -> 
     style = [
         "dark_background",
         {"font.size": 20, "lines.linewidth": 9, "axes.grid": True, "hatch.linewidth": 5},
+        {"xtick.top": True, "xtick.labeltop": True, "ytick.labelright": True, "xtick.minor.visible": True},
+        {"xtick.major.pad": 20, "axes.labelweight": "bold", "figure.constrained_layout.use": True},
     ]
     with matplotlib.style.context(style):
         assert picture(timeline_figure(runs["two"]), "words").png == plain

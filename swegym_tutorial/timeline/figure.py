@@ -176,7 +176,9 @@ def _style(axes: Axes, timeline: Timeline) -> None:
     axes.set_xlim(0, timeline.seconds or 1.0)
     axes.grid(False)
     axes.set_yticks([])
-    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+    axes.minorticks_off()
+    axes.tick_params(axis="x", bottom=False, labelbottom=False, top=False, labeltop=False, pad=3.5)
+    axes.tick_params(axis="y", left=True, labelleft=True, right=False, labelright=False)
     for spine in axes.spines.values():
         spine.set(visible=True, color=RULE, linewidth=0.6)
 
@@ -267,7 +269,7 @@ def _draw_axis(axes: Axes, seconds: float) -> None:
     axes.tick_params(
         axis="x", bottom=True, labelbottom=True, labelsize=9, color=RULE, labelcolor=INK, length=3
     )
-    axes.set_xlabel(name, fontsize=9, color=INK, labelpad=1)
+    axes.set_xlabel(name, fontsize=9, color=INK, labelpad=1, fontweight="normal")
 
 
 def timeline_words(timeline: Timeline) -> str:
