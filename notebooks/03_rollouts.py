@@ -53,6 +53,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -66,7 +67,7 @@ from swegym_tutorial.grading import Grader
 from swegym_tutorial.halt import Halt
 from swegym_tutorial.plots import picture
 from swegym_tutorial.rollout import Sample
-from swegym_tutorial.sandbox import backend
+from swegym_tutorial.sandbox import SandboxError, backend
 from swegym_tutorial.tools import observation, parse_tool_calls
 
 # %% [markdown]
@@ -248,9 +249,14 @@ print(f"\na difference of {lost:.1f}: a factor of {np.exp(lost):.0e}")
 # We provoke each by making one limit too small for the attempt from above.
 #
 # A fault of the infrastructure is no ending that the agent has earned. `generate_rollout` raises it; in a run an
-# `AttemptRunner` tries again a few times, and then records an attempt without a reward. In the last row the sandboxes are closed.
+# `AttemptRunner` tries again a few times, and then records an attempt without a reward. In the last row no sandbox can be had.
 
 # %%
+def no_sandbox(task):
+    """Fail as a full machine does."""
+    raise SandboxError("the machine is full")
+
+
 limits = {
     "none": {},
     "max_turns": {"max_turns": 1},
@@ -260,8 +266,7 @@ limits = {
 for name, limit in limits.items():
     ended = generate_rollout(task, sampler, chat, sandboxes, replace(config, **limit), seed=SEED)
     print(f"{name:16}{ended.ending:18}{len(ended.turns)} turns, the last: {ended.turns[-1].text[:28]!r}")
-gone = backend(config.sandbox, config)
-gone.close()
+gone = SimpleNamespace(name="gone", open=no_sandbox)
 runner = AttemptRunner(chat, gone, Grader(gone, config), folder, replace(config, attempt_retries=0))
 runner.rollout(task, sampler, Identity("trial", "by-hand", 0, 0, task.instance_id, 0), halt)
 event = EventReader(folder.path).read()[-1]
