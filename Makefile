@@ -20,8 +20,9 @@ demo: $(READY)  ## train on this machine, offline, into OUT=runs/demo with SEED=
 	@if [ -e "$(OUT)" ]; then aside="$(OUT)-$$(date +%Y%m%d-%H%M%S)"; mv "$(OUT)" "$$aside"; echo "the earlier run is now in $$aside"; fi
 	@.venv/bin/swegym-tutorial train --preset laptop --evaluate --seed $(SEED) --output "$(OUT)"
 
-test: lint  ## everything that CI runs with one release of the SDK, WORKERS files beside each other
-	.venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder
+test: lint  ## everything that CI runs with one release of the SDK: the notebooks, then WORKERS files beside each other
+	.venv/bin/python -m pytest tests/test_notebooks.py
+	.venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder --ignore tests/test_notebooks.py
 
 quick: $(READY)  ## the fast tests
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow and not sdks"

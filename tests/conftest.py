@@ -27,7 +27,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # files that need the container engine. The longest begin first, so that none is left alone at the end.
 LONGEST = (
     "containers",
-    "tests/test_notebooks.py",
     "tests/browser/test_notebooks_in_a_browser.py",
     "tests/test_run.py",
     "tests/test_chaos.py",
