@@ -27,7 +27,7 @@
 #
 # 1. a **sandbox**, where whatever a model thinks of can be run without harm;
 # 2. a **schema** and a **chat template**, which tell the model what it may call and how;
-# 3. a **parser**, which finds the calls in what it wrote, and says what is wrong with a broken one;
+# 3. a **parser**, which finds the calls in what it wrote, and says precisely what is wrong with a broken one;
 # 4. an **observation**, what the model is shown of the output.
 #
 # At the end stands the one rule that training rests on: the tokens that are trained on are the tokens that were sampled.

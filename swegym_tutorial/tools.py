@@ -103,6 +103,8 @@ def _first_from(least: int, numbers: Sequence[int]) -> int | None:
 
 def _parse_call(body: str, *, closed: bool) -> ToolCall:
     head = _OPEN.match(body)
+    if body.lstrip().startswith("{"):
+        return _broken("it is JSON; <function=bash> and <parameter=command> must open it")
     if not closed:
         return _broken("it is not closed with </parameter>, </function> and </tool_call> in this order")
     if head is None:
