@@ -96,10 +96,13 @@ def token_advantages(
     mask, logprobs, reference: shape (tokens,); 0 on tokens that were not sampled. generated: the sampled
     tokens of the whole minibatch, so that long attempts count by their length. Returns float32 (tokens,).
     """
-    weights = np.full(mask.shape, advantage, dtype=np.float64)
-    if reference is not None:
-        weights -= kl_coef * (logprobs.astype(np.float64) - reference)
-    return np.where(mask, weights / generated, 0.0).astype(np.float32)
+    nothing, count = np.float32(0), max(generated, 1)
+    if reference is None:
+        return np.where(mask, np.float32(advantage / count), nothing)
+    weights = np.subtract(logprobs, reference, dtype=np.float32)
+    weights *= -kl_coef / count
+    weights += advantage / count
+    return np.where(mask, weights, nothing)
 
 
 def prepare_minibatch(

@@ -104,3 +104,10 @@ def test_a_batch_is_split_evenly(count, sizes):
     parts = split_evenly(groups, 4)
     assert sorted(map(len, parts)) == sizes
     assert [g for part in parts for g in part] == groups
+
+
+def test_attempts_without_a_sampled_token_weigh_nothing():
+    nothing = np.zeros(3, bool), np.zeros(3, np.float32)
+    for reference in (None, np.zeros(3)):
+        weights = token_advantages(*nothing, 1.0, 0, reference, 0.1)
+        assert weights.dtype == np.float32 and not weights.any()
