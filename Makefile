@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 SEED ?= 0
-WORKERS ?= 3
+WORKERS ?= 2
 OUT ?= runs/demo
 SDKS := 0.24.1 0.38.0
 MODALS := 1.5.5
