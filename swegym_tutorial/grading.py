@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Generic, SupportsFloat, SupportsIndex, TypeVar
+from typing import Generic, TypeVar
 
 from .config import TrainingConfig
 from .hidden_tests import Harness, HiddenRun, PytestHarness, run_hidden_tests
@@ -61,9 +62,13 @@ def rewarded(task: Task, rollout: Rollout, verdict: Verdict, reward: Reward) -> 
         given = reward(task, rollout, verdict)
     except Exception as error:
         raise ValueError(f"{whose} failed with {type(error).__name__}: {error}") from error
-    if not isinstance(given, (SupportsFloat, SupportsIndex)) or not 0 <= float(given) <= 1:
+    try:
+        value = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError):  # an array of several numbers, nothing at all
+        value = math.nan
+    if not 0 <= value <= 1:
         raise ValueError(f"{whose} gave {given!r:.100}: a reward is a number between 0 and 1")
-    return replace(verdict, own_reward=float(given))
+    return replace(verdict, own_reward=value)
 
 
 def name_of(reward: Reward | None) -> str | None:

@@ -189,7 +189,7 @@ def test_an_own_reward_is_never_asked_about_an_infrastructure_fault(made, chat, 
     assert runner.grade(task, rollout, identity(task), halt) is None
 
 
-@pytest.mark.parametrize("value", [1.5, -0.1, float("nan"), None, "1", [0.5]])
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan"), None, "1", [0.5], np.array([0, 1])])
 def test_an_own_reward_outside_of_0_to_1_is_an_error_that_names_it(value, made, chat, task):
     def generous(task, rollout, verdict):
         return value
