@@ -65,7 +65,7 @@ class Kernel:
 
     def run(self, code: str) -> dict:
         """Run a cell to its end; return the reply. Its error is the reply's."""
-        return self.reply(self.client.execute(code))
+        return self.reply(self.client.execute(code, stop_on_error=False))
 
     def reply(self, cell: str, timeout: float = 60) -> dict:
         end = time.monotonic() + timeout
