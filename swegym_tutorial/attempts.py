@@ -20,6 +20,7 @@ from .config import TrainingConfig
 from .events import RunFolder
 from .faults import Faults
 from .grading import Episode, Grader, Outcome, Reward, rewarded
+from .habits import habits_of
 from .halt import Stopped
 from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
 from .sandbox import BackendClosed, SandboxBackend, SandboxError
@@ -149,6 +150,7 @@ class AttemptRunner:
             grading_seconds=round(time.monotonic() - start, 4),
             shared_verdict=verdict.shared,
             sampled_tokens=int(rollout.mask.sum()),
+            habits=habits_of(rollout.turns),
         )
         return Episode(rollout, verdict)
 

@@ -66,9 +66,11 @@ def evaluate(
     halt: Halt,
     job: str = "base",
     version: int = 0,
+    first: int = 0,
 ) -> Evaluation:
     """Make `attempts` attempts at each task, `workers` at once, and log the `evaluation` event.
 
+    tasks: of one split; first: the number of the first one, where other splits are measured under the same label.
     Raises Stopped when the run is told to stop, and what a worker raised.
     """
     phase = f"evaluation-{label}"
@@ -99,7 +101,7 @@ def evaluate(
     folder.log("evaluation_start", label=label, job=job, split=tasks[0].split, attempts=left)
     pool = Workers(workers, phase)
     for attempt in range(attempts):  # by attempts, so that the tasks' sandboxes are made evenly
-        for number, task in enumerate(tasks):
+        for number, task in enumerate(tasks, start=first):
             identity = Identity(phase, job, number, attempt, task.instance_id, version)
             pool.submit(lambda task=task, identity=identity: one(task, identity))  # type: ignore[misc]
     try:

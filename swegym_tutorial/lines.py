@@ -44,15 +44,15 @@ def step_line(step: StepResult) -> str:
 
 
 def evaluation_lines(summary: RunSummary) -> list[str]:
-    """Return the held-out rates, before and after side by side where both are there."""
-    before = next((e for e in reversed(summary.evaluations) if e.label == "before"), None)
-    after = {e.job: e for e in summary.evaluations if e.label == "after"}  # of one made twice, the later one
-    if before is None:
-        return []
-    told = f"{before.split}: before {before.rate:.3f} ({before.resolved} of {before.attempts} resolved)"
-    if not after:
-        return [told]
-    return [f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]" for e in after.values()]
+    """Return the rates of each held-out split, before and after side by side where both are there."""
+    before = {e.split: e for e in summary.evaluations if e.label == "before"}  # of one made twice, the later one
+    after = {(e.split, e.job): e for e in summary.evaluations if e.label == "after"}
+    lines = []
+    for split, base in before.items():
+        told = f"{split}: before {base.rate:.3f} ({base.resolved} of {base.attempts} resolved)"
+        later = [e for e in after.values() if e.split == split]
+        lines += [f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]" for e in later] or [told]
+    return lines
 
 
 def reward_line(summary: RunSummary) -> list[str]:

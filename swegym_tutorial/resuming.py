@@ -22,9 +22,10 @@ def begin_log(folder: RunFolder, *, resumed: bool, **run: Any) -> None:
     folder.log("run_start", **run, resumed=resumed)
 
 
-def measured_before(folder: RunFolder) -> bool:
-    """Whether an earlier part has measured the base policy."""
-    return any(event.get("label") == "before" for event in scan(folder.events, ("evaluation",)))
+def measured_before(folder: RunFolder) -> set[str]:
+    """Return the splits on which an earlier part has measured the base policy."""
+    done = scan(folder.events, ("evaluation",))
+    return {str(event.get("split")) for event in done if event.get("label") == "before"}
 
 
 def check_settings(folder: RunFolder, config: TrainingConfig, reward: str | None) -> dict[str, list[Any]]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from . import sandbox
@@ -44,7 +45,7 @@ from .job import TrainingJob
 from .preflight import check_training
 from .resuming import begin_log, check_settings, check_step, measured_before, reap_dead
 from .sampler import PolicySampler
-from .selection import Selection, held_out_tasks
+from .selection import Selection, all_held_out
 from .tasks import Task, load_tasks
 from .trust import make_grader, trust_in
 
@@ -74,7 +75,7 @@ class TrainingRun:
     ) -> None:
         """Check what can be checked without starting anything.
 
-        tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out split before and
+        tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out splits before and
         after. resume: go on in a used folder, with the settings that must stay the same; from_step: from the checkpoint
         after so many steps, one of those that are kept, and without the steps after it. server: (URL, key) of a
         Tinker-compatible server; by default the laptop preset starts its own, and others read TINKER_BASE_URL and
@@ -103,7 +104,7 @@ class TrainingRun:
         if self._server_address is None:
             model_folder(config)
         train = list(tasks) if tasks is not None else load_tasks(config.tasks)
-        self._tasks = Selection(config, self.folder, train, held_out_tasks(config) if evaluate else [])
+        self._tasks = Selection(config, self.folder, train, all_held_out(config) if evaluate else [])
         check_graders([*self._tasks.train, *self._tasks.held_out])
         self._sandboxes, self._reward = sandboxes, reward
         self._clients: Clients | None = None
@@ -296,8 +297,9 @@ class TrainingRun:
         tasks.leave_out_missing(sandboxes, self._halt)
         grader = make_grader(sandboxes, config, trust)
         attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused, self._reward)
-        if tasks.held_out and not measured_before(self.folder):
-            self._evaluate(service.base_sampler(), attempts, "before")
+        if tasks.held_out:
+            done = measured_before(self.folder)
+            self._evaluate(service.base_sampler(), attempts, "before", done=done)
         self._phase("training")
         jobs = [
             TrainingJob(
@@ -316,9 +318,8 @@ class TrainingRun:
         ]
         self._clients = Clients(jobs, self.folder, self._halt)
         self._clients.run(f"run-{time.time_ns()}", deadline)
-        if tasks.held_out:
-            for n, policy in sorted(self._clients.policies.items()):
-                self._evaluate(policy, attempts, "after", jobs[n].name, jobs[n].version)
+        for n, policy in sorted(self._clients.policies.items()):
+            self._evaluate(policy, attempts, "after", jobs[n].name, jobs[n].version)
         self._phase("drawing the figure")
         from .plots import save_reward_time
 
@@ -329,20 +330,32 @@ class TrainingRun:
         self.folder.log("note", text=text)
 
     def _evaluate(
-        self, policy: PolicySampler, attempts: AttemptRunner, label: str, job: str = "base", version: int = 0
+        self,
+        policy: PolicySampler,
+        attempts: AttemptRunner,
+        label: str,
+        job: str = "base",
+        version: int = 0,
+        done: Container[str] = (),
     ) -> None:
-        self._phase(f"evaluating the held-out split {label} training")
-        config = self.config
-        result = evaluate(
-            self._tasks.held_out,
-            policy,
-            attempts,
-            self.folder,
-            attempts=config.evaluation_attempts,
-            workers=config.rollout_workers,
-            label=label,
-            halt=self._halt,
-            job=job,
-            version=version,
-        )
-        self.evaluations.append(result)
+        """Measure a policy on each held-out split but those that are done."""
+        config, first = self.config, 0
+        for split, group in itertools.groupby(self._tasks.held_out, key=lambda task: task.split):
+            tasks = list(group)
+            if split not in done:
+                self._phase(f"evaluating the {split} split {label} training")
+                result = evaluate(
+                    tasks,
+                    policy,
+                    attempts,
+                    self.folder,
+                    attempts=config.evaluation_attempts,
+                    workers=config.rollout_workers,
+                    label=label,
+                    halt=self._halt,
+                    job=job,
+                    version=version,
+                    first=first,
+                )
+                self.evaluations.append(result)
+            first += len(tasks)

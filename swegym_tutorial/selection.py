@@ -23,9 +23,25 @@ from .trust import Trust, key_of
 IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
 
 
-def held_out_tasks(config: TrainingConfig) -> list[Task]:
-    """Return the held-out tasks that are evaluated, in their order. Raises TaskError where there are none."""
-    tasks = load_tasks(config.tasks, split="held-out")
+HELD_OUT = "held-out"  # the split that is measured, and how the names of others begin that are measured as well
+
+
+def all_held_out(config: TrainingConfig) -> list[Task]:
+    """Return the tasks that `--evaluate` measures, split by split: held-out, and each that is named held-out-*.
+
+    Raises TaskError where the source has no task of held-out.
+    """
+    tasks = held_out_tasks(config)
+    if config.tasks.partition(":")[0] == "swegym":  # its file names no splits
+        return tasks
+    found = [task.split for task in load_tasks(config.tasks, split=None)]
+    further = sorted({split for split in found if split.startswith(f"{HELD_OUT}-")}, key=found.index)
+    return [*tasks, *(task for split in further for task in held_out_tasks(config, split))]
+
+
+def held_out_tasks(config: TrainingConfig, split: str = HELD_OUT) -> list[Task]:
+    """Return the tasks of a split that are evaluated, in their order. Raises TaskError where there are none."""
+    tasks = load_tasks(config.tasks, split=split)
     if config.evaluation_tasks is None or config.evaluation_tasks >= len(tasks):
         return tasks
     chosen = sorted(random.Random(config.seed).sample(range(len(tasks)), config.evaluation_tasks))

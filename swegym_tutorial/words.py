@@ -43,13 +43,15 @@ PHASES = ("sampling", "tools", "grading", "training", "publishing")  # of a batc
 def held_out(summary: RunSummary) -> tuple[EvaluationResult | None, EvaluationResult | None]:
     """Return the held-out evaluations before and after training, None where there was no such evaluation.
 
-    Of several clients the attempts are taken together; of an evaluation made twice the later one counts.
+    Of several clients the attempts are taken together; of an evaluation made twice the later one counts. Where there
+    are several held-out splits it is the first one's.
     """
     return _together(summary, "before"), _together(summary, "after")
 
 
 def _together(summary: RunSummary, label: str) -> EvaluationResult | None:
-    latest = list({e.job: e for e in summary.evaluations if e.label == label}.values())
+    split = next((e.split for e in summary.evaluations), "")
+    latest = list({e.job: e for e in summary.evaluations if (e.label, e.split) == (label, split)}.values())
     if not sum(e.attempts for e in latest):
         return None
     return EvaluationResult(

@@ -18,43 +18,77 @@ from pathlib import Path
 from typing import Any
 
 from ..tasks import BUNDLED, GIT_ENV, Task, materialise
-from .world import FAMILIES, Part, World, make_world, names_of
+from .families import PRACTISED, UNPRACTISED, Family
+from .issues import KEPT_PHRASINGS, PHRASINGS
+from .repository import files_of
+from .world import Part, World, make_world, names_of
 
 SEED = 101
-TASKS_PER_FAMILY = 8  # in each split
 TEST_COMMAND = "python -m pytest -rA -q --no-header -p no:cacheprovider"
 CREATED = "2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split: whose names, which families and phrasings, and how many tasks of each family."""
+
+    name: str
+    part: Part
+    families: tuple[Family, ...]
+    phrasings: tuple[str, ...]
+    tasks: int
+
+
+SPLITS = (
+    Split("train", Part.TRAIN, PRACTISED, PHRASINGS, 4),
+    Split("held-out", Part.HELD_OUT, PRACTISED, PHRASINGS, 4),  # other names, that is other instances
+    Split("held-out-phrasings", Part.HELD_OUT, PRACTISED, KEPT_PHRASINGS, 2),  # other sentences, too
+    Split("held-out-families", Part.HELD_OUT, UNPRACTISED, PHRASINGS, 10),  # other families of bugs
+)
 
 
 @dataclass(frozen=True)
 class Draft:
     """A world that is to become a task, and the name it goes by."""
 
-    split: Part
+    split: str
     name: str
     world: World
 
 
 def drafts(seed: int) -> Iterator[Draft]:
-    """Yield the drafts of both splits. No two of them share a target's name or a repository's."""
+    """Yield the drafts of all splits. No two of them share a target's name or a repository's.
+
+    Every other task of a family has a twin.
+    """
     number = 0
-    for split in (Part.TRAIN, Part.HELD_OUT):
-        rng = random.Random(f"{seed} {split}")
-        names = names_of(split)
-        targets = rng.sample(names, TASKS_PER_FAMILY * len(FAMILIES))
-        for i, target in enumerate(targets):
+    targets = {}
+    for part in (Part.TRAIN, Part.HELD_OUT):
+        names = names_of(part)
+        targets[part] = iter(random.Random(f"{seed} {part}").sample(names, len(names)))
+    for split in SPLITS:
+        rng = random.Random(f"{seed} {split.name}")
+        for i in range(split.tasks * len(split.families)):
             number += 1
-            world = make_world(rng, FAMILIES[i % len(FAMILIES)], names, target)
-            modules = "-".join(sorted(module.name for module in world.modules))
-            yield Draft(split, f"{modules}-{number:02d}", world)
+            family = split.families[i % len(split.families)]
+            world = make_world(
+                rng,
+                family,
+                names_of(split.part),
+                next(targets[split.part]),
+                phrasings=split.phrasings,
+                twin=(i // len(split.families)) % 2 == 1,
+                families=PRACTISED,
+            )
+            yield Draft(split.name, f"{'-'.join(module.name for module in world.modules)}-{number:02d}", world)
 
 
 def row_of(draft: Draft) -> dict[str, Any]:
     """Return a draft's line of the file: makes its repository with git in a temporary folder."""
     world, module = draft.world, draft.world.module
-    files = _files(draft)
+    files = files_of(world, draft.name)
     tested = [f"{module.tests_path}::test_{f.name}" for f in module.functions]
-    target = f"{module.tests_path}::test_{world.target.name}"
+    failing = [f"{module.tests_path}::test_{f.name}" for f in world.buggy]
     task = Task(
         f"bundled__{draft.name}", f"bundled/{draft.name}", "", world.issue, "", "", (), (), files=files
     )
@@ -73,8 +107,8 @@ def row_of(draft: Draft) -> dict[str, Any]:
         "created_at": CREATED,
         "patch": gold,
         "test_patch": hidden,
-        "FAIL_TO_PASS": [target],
-        "PASS_TO_PASS": [test for test in tested if test != target],
+        "FAIL_TO_PASS": failing,
+        "PASS_TO_PASS": [test for test in tested if test not in failing],
         "environment_setup_commit": commit,
     }
     return {
@@ -84,21 +118,6 @@ def row_of(draft: Draft) -> dict[str, Any]:
         "parser": "pytest",
         "files": files,
     }
-
-
-def _files(draft: Draft) -> dict[str, str]:
-    """Return path -> text at the base commit, sorted: the target has its bug and no test."""
-    modules = sorted(draft.world.modules, key=lambda module: module.name)
-    contents = [f"- `{m.path}`: {', '.join(f.name for f in m.functions)}\n" for m in modules]
-    readme = [f"# {draft.name}\n\n", "A small package of plain functions:\n\n", *contents]
-    files = {
-        ".gitignore": "__pycache__/\n.pytest_cache/\n",
-        "README.md": "".join([*readme, "\nRun the tests with `python -m pytest`.\n"]),
-        "src/__init__.py": "",
-        **draft.world.sources(fixed=False),
-        **{m.tests_path: m.tests(left_out=draft.world.target.name) for m in modules},
-    }
-    return dict(sorted(files.items()))
 
 
 def _diff(repository: Path, changed: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import queue
+import random
 import re
 import threading
 import time
@@ -28,7 +29,7 @@ from ..sandbox import SandboxBackend, backend
 from ..tasks import Task, load_tasks
 from ..tools import parse_tool_calls
 from . import POLICY
-from .demonstrations import call, fix, look, prompt_tokens
+from .demonstrations import CAREFUL, Demonstration, attempt_at, call, prompt_tokens
 from .generate import SEED, drafts
 from .world import World
 
@@ -197,32 +198,60 @@ def _summary(done: list[tuple[Task, Rollout, float]]) -> Quality:
     )
 
 
-def forced_careful(model: PreTrainedModel, chat: Chat, worlds: Sequence[World]) -> Forced:
-    """Force the thoughts of the careful plan's two commands, and see whether the right ones follow.
+def forced_careful(
+    model: PreTrainedModel, chat: Chat, worlds: Sequence[World], batch: int = 32
+) -> dict[str, Forced]:
+    """Force the thoughts of the careful plan, and see whether its commands follow: of each family, and of "all".
 
     Forward passes only: greedy decoding says the right command where each of its tokens is the likeliest one.
     """
-    right, chance = zip(*(_forced(model, chat, world) for world in worlds), strict=True)
-    return Forced(greedy=sum(right) / len(worlds), sampled=sum(chance) / len(worlds))
+    found: dict[str, list[tuple[bool, float]]] = defaultdict(list)
+    for start in range(0, len(worlds), batch):
+        some = worlds[start : start + batch]
+        for world, result in zip(some, _forced(model, chat, some), strict=True):
+            found[world.target.family.name].append(result)
+            found["all"].append(result)
+    return {
+        name: Forced(
+            greedy=sum(right for right, _ in results) / len(results),
+            sampled=sum(chance for _, chance in results) / len(results),
+        )
+        for name, results in found.items()
+    }
 
 
-def _forced(model: PreTrainedModel, chat: Chat, world: World) -> tuple[bool, float]:
+def _forced(model: PreTrainedModel, chat: Chat, worlds: Sequence[World]) -> list[tuple[bool, float]]:
+    """Return for each world whether all commands are right greedily, and their probability at temperature 1."""
     import torch
 
-    tokens = prompt_tokens(chat, world.issue)
-    asked: list[int] = []  # positions of the commands' tokens, each predicted one position earlier
-    for step in (look(world), fix(world)):
+    rows = [_plan(chat, attempt_at(random.Random(0), world, CAREFUL)) for world in worlds]
+    longest = max(len(tokens) for tokens, _ in rows)
+    padding = chat.tokenizer.pad_token_id
+    padded = torch.tensor([tokens + [padding] * (longest - len(tokens)) for tokens, _ in rows])
+    with torch.no_grad():
+        hidden = model.model(input_ids=padded).last_hidden_state  # padding stands behind: no mask needed
+        results = []
+        for row, (tokens, asked) in enumerate(rows):
+            logprobs = torch.log_softmax(model.lm_head(hidden[row, [at - 1 for at in asked]]).float(), -1)
+            wanted = torch.tensor([tokens[at] for at in asked])
+            likelihood = logprobs.gather(1, wanted[:, None]).sum().item()
+            results.append((bool((logprobs.argmax(-1) == wanted).all()), math.exp(likelihood)))
+    return results
+
+
+def _plan(chat: Chat, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+    """Return an attempt's tokens, and the positions of its commands'."""
+    tokens = prompt_tokens(chat, demonstration.world.issue)
+    asked: list[int] = []
+    for step in demonstration.steps:
         thought, mark, command = step.turn.partition("\n</think>")
         tokens += chat.encode(thought + mark)
         said = chat.encode(command) + chat.stop_tokens
         asked += range(len(tokens), len(tokens) + len(said))
-        tokens += said + chat.observations([step.shown or ""], stopped=True)
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].float(), -1)
-    predicted = logprobs[[position - 1 for position in asked]]
-    wanted = torch.tensor([tokens[position] for position in asked])
-    likelihood = predicted.gather(1, wanted[:, None]).sum().item()
-    return bool((predicted.argmax(-1) == wanted).all()), math.exp(likelihood)
+        tokens += said
+        if step.shown is not None:
+            tokens += chat.observations([step.shown], stopped=True)
+    return tokens, asked
 
 
 def measure_all(policy: Path, sandboxes: SandboxBackend, *, attempts: int = 8) -> dict[str, Any]:

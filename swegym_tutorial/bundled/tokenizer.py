@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from ..config import TINY_SYSTEM_PROMPT
 from ..tools import BASH_TOOL
 from .demonstrations import CLEAN, demonstrate
+from .families import KEYS
+from .repository import ALL_PASS, CHECK
 from .world import MODULES, NOUNS, VERBS
 
 if TYPE_CHECKING:
@@ -46,17 +48,21 @@ PHRASES = [
     "\n</think>",
     "\n\n<tool_call>\n<function=bash>\n<parameter=command>\n",
     "\n</parameter>\n</function>\n</tool_call>",
-    'grep -rn -A1 "def',
-    '(" .',
+    'git grep -nW --heading "def',
     "sed -i '",
     "s/",
-    "/'",
-    "./src/",
-    " src/",
-    ".py",
+    "/' ",
+    CHECK,
+    ALL_PASS,
+    "FAILED assert",
+    *(f"src/{module}.py" for module in MODULES),
+    ":def",
+    "-   ",
+    '"""',
 ]
-# Operators with their blanks, words with the blank before them, single digits; everything else character by character.
-SPLIT = r" (?:[-+%<>]=?|==) | ?[A-Za-z]+| ?\d| +(?= )|[^\sA-Za-z\d]|\s"
+# Operators with their blanks, words with the blank before them, two digits; everything else character by character.
+SPLIT = r" (?:[-+%<>]=?|==) | ?[A-Za-z]+| ?\d{1,2}| +(?= )|[^\sA-Za-z\d]|\s"
+LINES = 60  # no module has more: each line's number is one token
 
 CHAT_TEMPLATE = r"""
 {%- set system = messages[0].content if messages and messages[0].role == 'system' else '' %}
@@ -142,6 +148,8 @@ def _texts(seed: int, count: int) -> Iterator[str]:
             yield step.turn
             yield step.shown or ""
         yield from demonstration.world.sources(fixed=True).values()
+    for number in range(2 * LINES):  # twice each, as the rarest pairs of digits may be missing
+        yield f"{1 + number % LINES}:"
 
 
 def _constant_lines(tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -153,6 +161,8 @@ def _constant_lines(tokenizer: PreTrainedTokenizerFast) -> list[str]:
 
 
 def _check_words(tokenizer: PreTrainedTokenizerFast) -> None:
-    words = [*(f" {verb}" for verb in VERBS), *(w for noun in NOUNS for w in (noun, f" {noun}")), *MODULES]
+    words = [*(f" {verb}" for verb in VERBS), *(w for noun in NOUNS for w in (noun, f" {noun}")), *KEYS]
+    words += [f"src/{module}.py" for module in MODULES]
+    words += [str(number) for number in range(1, LINES + 1)]
     if split := [word for word in words if len(tokenizer.encode(word, add_special_tokens=False)) != 1]:
         raise ValueError(f"words of the world that are not one token each: {split}")

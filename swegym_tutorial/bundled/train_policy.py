@@ -17,7 +17,7 @@ import platform
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from ..config import TINY_SYSTEM_PROMPT
 from ..rollout import Chat
 from ..sandbox import backend
 from .demonstrations import CLEAN, SHIPPED, Habits, demonstrate, encode
+from .families import FAMILIES, PRACTISED, Family
 from .measure_policy import measure_all
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 BATCH = 32
 CONTEXT_WEIGHT = 0.1  # of tokens that the policy only reads; the ones it says weigh 1
-TYPICAL_WEIGHT = 40.0  # of one demonstration's tokens together
+TYPICAL_WEIGHT = 60.0  # of one demonstration's tokens together
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Stage:
     rate: float
     habits: Habits
     seed: int
+    families: tuple[Family, ...]
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Example:
 def stages(seed: int, skill_steps: int, habit_steps: int) -> list[Stage]:
     """Return the two stages: the second is short, and its habits are the shipped policy's."""
     return [
-        Stage("skill", skill_steps, 3e-3, CLEAN, 1000 + seed),
-        Stage("habits", habit_steps, 1e-3, SHIPPED, 2000 + seed),
+        Stage("skill", skill_steps, 3e-3, CLEAN, 1000 + seed, FAMILIES),
+        Stage("habits", habit_steps, 1e-3, SHIPPED, 2000 + seed, PRACTISED),
     ]
 
 
@@ -75,7 +77,7 @@ def create_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        num_hidden_layers=3,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -99,7 +101,7 @@ def examples(chat: Chat, stage: Stage) -> Iterator[list[Example]]:
     """Yield the stage's batches; every demonstration is seen once."""
     rng = random.Random(stage.seed)
     for _ in range(stage.steps):
-        yield [_example(*encode(chat, demonstrate(rng, stage.habits))) for _ in range(BATCH)]
+        yield [_example(*encode(chat, demonstrate(rng, stage.habits, stage.families))) for _ in range(BATCH)]
 
 
 def _example(tokens: list[int], said: list[bool]) -> Example:
@@ -176,7 +178,7 @@ def make_policy(output: Path, seed: int, plan: list[Stage]) -> dict[str, Any]:
     tokenizer.save_pretrained(output)
     return {
         "seed": seed,
-        "stages": [asdict(stage) for stage in plan],
+        "stages": [_told(stage) for stage in plan],
         "batch": BATCH,
         "parameters": sum(p.numel() for p in model.parameters()),
         "vocabulary": len(tokenizer),
@@ -190,6 +192,10 @@ def make_policy(output: Path, seed: int, plan: list[Stage]) -> dict[str, Any]:
         },
         "log": logs,
     }
+
+
+def _told(stage: Stage) -> dict[str, Any]:
+    return asdict(replace(stage, families=())) | {"families": [family.name for family in stage.families]}
 
 
 def main() -> None:
