@@ -106,8 +106,8 @@ class TrainingConfig:
     episodes_gb: float = 2.0  # of recorded attempts, in 10^9 bytes: beyond it the oldest are deleted
 
     # Measuring
-    evaluation_attempts: int = 8  # attempts a held-out task, before and after
-    evaluation_tasks: int | None = None  # held-out tasks, drawn by the seed (None: all)
+    evaluation_attempts: int = 4  # attempts a held-out task, before and after
+    evaluation_tasks: int | None = None  # tasks of each held-out split, drawn by the seed (None: all)
 
     def __post_init__(self) -> None:
         positive = [

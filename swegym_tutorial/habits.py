@@ -54,15 +54,21 @@ class Turn(Protocol):
 
 _START = r"(?:^|[;&|(]\s*|\n\s*)"  # of a command within a line
 _LOOK = re.compile(
-    _START + r"(?:git\s+(?:grep|show|diff|log)|grep|rg|ack|cat|nl|head|tail|less|more|view|awk|find|ls|sed\s+-n)\b"
+    _START
+    + r"(?:git\s+(?:grep|show|diff|log)|grep|rg|ack|cat|nl|head|tail|less|more|view|awk|find|ls|sed\s+-n)\b"
 )
-_SED = re.compile(_START + r"sed\s+(?:-[-\w]+\s+)*?(?:-i\S*|--in-place\S*)\s+(?:-e\s+)?(?P<script>'[^']*'|\"[^\"]*\"|\S+)")
+_SED = re.compile(
+    _START + r"sed\s+(?:-[-\w]+\s+)*?(?:-i\S*|--in-place\S*)\s+(?:-e\s+)?(?P<script>'[^']*'|\"[^\"]*\"|\S+)"
+)
 _EDIT = re.compile(
-    _START + r"(?:perl\s+-\S*i|ed\s|patch\b|git\s+apply\b|tee\b|apply_patch\b|str_replace)|(?<![0-9&])>>?\s*(?!/dev/|&)[\w./]"
+    _START
+    + r"(?:perl\s+-\S*i|ed\s|patch\b|git\s+apply\b|tee\b|apply_patch\b|str_replace)|(?<![0-9&])>>?\s*(?!/dev/|&)[\w./]"
 )
 _PYTHON_WRITES = re.compile(r"\bpython\S*\b.*(?:\.write\(|write_text\(|\bopen\([^)]*['\"][wa]\b)", re.DOTALL)
 _ADDRESSED = re.compile(r"^['\"]?\s*(?:\d|/.+?/\s*[,sicadIC{])")
-_TESTS = re.compile(r"\b(?:pytest|unittest|doctest|tox|nox|check\.py|runtests\S*|manage\.py\s+test|make\s+(?:test|check))\b")
+_TESTS = re.compile(
+    r"\b(?:pytest|unittest|doctest|tox|nox|check\.py|runtests\S*|manage\.py\s+test|make\s+(?:test|check))\b"
+)
 
 
 def habits_of(turns: Iterable[Turn]) -> dict[str, bool]:

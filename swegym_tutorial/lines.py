@@ -45,13 +45,17 @@ def step_line(step: StepResult) -> str:
 
 def evaluation_lines(summary: RunSummary) -> list[str]:
     """Return the rates of each held-out split, before and after side by side where both are there."""
-    before = {e.split: e for e in summary.evaluations if e.label == "before"}  # of one made twice, the later one
+    before = {
+        e.split: e for e in summary.evaluations if e.label == "before"
+    }  # of one made twice, the later one
     after = {(e.split, e.job): e for e in summary.evaluations if e.label == "after"}
     lines = []
     for split, base in before.items():
         told = f"{split}: before {base.rate:.3f} ({base.resolved} of {base.attempts} resolved)"
         later = [e for e in after.values() if e.split == split]
-        lines += [f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]" for e in later] or [told]
+        lines += [f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]" for e in later] or [
+            told
+        ]
     return lines
 
 

@@ -23,7 +23,9 @@ from .trust import Trust, key_of
 IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
 
 
-HELD_OUT = "held-out"  # the split that is measured, and how the names of others begin that are measured as well
+HELD_OUT = (
+    "held-out"  # the split that is measured, and how the names of others begin that are measured as well
+)
 
 
 def all_held_out(config: TrainingConfig) -> list[Task]:

@@ -161,9 +161,7 @@ def attempt_at(rng: random.Random, world: World, habits: Habits) -> Demonstratio
     return attempt.ended(DONE)
 
 
-def demonstrate(
-    rng: random.Random, habits: Habits, families: Sequence[Family] = FAMILIES
-) -> Demonstration:
+def demonstrate(rng: random.Random, habits: Habits, families: Sequence[Family] = FAMILIES) -> Demonstration:
     """Draw a world and an attempt at it. No name in it occurs in a bundled task."""
     return attempt_at(rng, make_world(rng, rng.choice(families), NAMES), habits)
 

@@ -80,7 +80,9 @@ def drafts(seed: int) -> Iterator[Draft]:
                 twin=(i // len(split.families)) % 2 == 1,
                 families=PRACTISED,
             )
-            yield Draft(split.name, f"{'-'.join(module.name for module in world.modules)}-{number:02d}", world)
+            yield Draft(
+                split.name, f"{'-'.join(module.name for module in world.modules)}-{number:02d}", world
+            )
 
 
 def row_of(draft: Draft) -> dict[str, Any]:

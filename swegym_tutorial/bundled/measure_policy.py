@@ -12,11 +12,10 @@ import json
 import math
 import queue
 import random
-import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainingConfig
 from ..grading import Grader
+from ..habits import habits_of, rates
 from ..rollout import Chat, Ending, Rollout, Sample, generate_rollout
 from ..sandbox import SandboxBackend, backend
 from ..tasks import Task, load_tasks
 from ..tools import parse_tool_calls
 from . import POLICY
 from .demonstrations import CAREFUL, Demonstration, attempt_at, call, prompt_tokens
-from .generate import SEED, drafts
+from .generate import SEED, SPLITS, drafts
 from .world import World
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ class Quality:
     resolved: float
     mixed_groups: float  # share of tasks on which some attempts succeed and others fail
     well_formed_turns: float  # share of turns
-    looked: float  # searched before anything else
-    edited: float
-    named_a_line: float  # edited by line number
+    habits: dict[str, float]  # how often each was there where it came up
+    twins: dict[str, float]  # share resolved with and without a twin
     turns: float  # mean of an attempt
     tokens: float  # mean of an attempt, prompt and observations included
     families: dict[str, float]  # share resolved of each family's attempts
@@ -171,31 +170,35 @@ def measure(
 
 
 def _summary(done: list[tuple[Task, Rollout, float]]) -> Quality:
-    families = {f"bundled__{draft.name}": draft.world.target.family.name for draft in drafts(SEED)}
-    by_task: dict[str, list[float]] = defaultdict(list)
-    by_family: dict[str, list[float]] = defaultdict(list)
+    worlds = {f"bundled__{draft.name}": draft.world for draft in drafts(SEED)}
+    by_task, by_family, by_twin = (defaultdict[str, list[float]](list) for _ in range(3))
     for task, _, reward in done:
+        world = worlds[task.instance_id]
         by_task[task.instance_id].append(reward)
-        by_family[families[task.instance_id]].append(reward)
+        by_family[world.target.family.name].append(reward)
+        by_twin["with" if world.twin else "without"].append(reward)
     rollouts = [rollout for _, rollout, _ in done]
     turns = sum(len(rollout.turns) for rollout in rollouts)
     formed = sum(well_formed(turn.text) for rollout in rollouts for turn in rollout.turns)
     cut = sum(rollout.ending is Ending.GENERATION_LIMIT for rollout in rollouts)
-    commands = [[command for turn in rollout.turns for command in turn.commands] for rollout in rollouts]
+    habits = rates(habits_of(rollout.turns) for rollout in rollouts)
     n = len(done)
     return Quality(
         attempts=n,
         resolved=sum(reward for _, _, reward in done) / n,
         mixed_groups=sum(0 < sum(rewards) < len(rewards) for rewards in by_task.values()) / len(by_task),
         well_formed_turns=(formed - cut) / turns,
-        looked=sum(bool(ran) and ran[0].startswith("grep") for ran in commands) / n,
-        edited=sum(any(command.startswith("sed -i") for command in ran) for ran in commands) / n,
-        named_a_line=sum(any(re.match(r"sed -i '\d", command) for command in ran) for ran in commands) / n,
+        habits={habit: had / of for habit, (had, of) in habits.items()},
+        twins=_means(by_twin),
         turns=turns / n,
         tokens=sum(len(rollout.tokens) for rollout in rollouts) / n,
-        families={family: sum(rewards) / len(rewards) for family, rewards in by_family.items()},
+        families=_means(by_family),
         endings=dict(Counter(rollout.ending.value for rollout in rollouts)),
     )
+
+
+def _means(groups: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: sum(values) / len(values) for name, values in groups.items()}
 
 
 def forced_careful(
@@ -263,17 +266,18 @@ def measure_all(policy: Path, sandboxes: SandboxBackend, *, attempts: int = 8) -
     chat = Chat(tokenizer, TrainingConfig.laptop().system_prompt)
     found: dict[str, Any] = {}
 
-    def tell(name: str, what: Quality | Forced) -> None:
-        found[name] = {key: _rounded(value) for key, value in asdict(what).items()}
+    def tell(name: str, what: Quality | dict[str, Forced]) -> None:
+        told = asdict(what) if isinstance(what, Quality) else {f: asdict(each) for f, each in what.items()}
+        found[name] = {key: _rounded(value) for key, value in told.items()}
         print(f"{name}: {json.dumps(found[name])}", flush=True)
 
-    for split in ("train", "held-out"):
+    for split in (split.name for split in SPLITS):
         tasks = load_tasks("bundled", split=split)
         worlds = [draft.world for draft in drafts(SEED) if draft.split == split]
         tell(f"{split}, careful plan forced", forced_careful(model, chat, worlds))
         sampled = measure(model, chat, tasks, sandboxes, attempts=attempts, temperature=1.0)
         tell(f"{split}, temperature 1", sampled)
-    tell("held-out, greedy", measure(model, chat, tasks, sandboxes, attempts=1, temperature=0.0))
+        tell(f"{split}, greedy", measure(model, chat, tasks, sandboxes, attempts=1, temperature=0.0))
     return found
 
 

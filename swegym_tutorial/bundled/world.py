@@ -62,9 +62,7 @@ class Function:
 
     def source(self, fragment: str | None = None) -> str:
         """Return the function's text, with the right fragment or another one in place."""
-        return self.family.source(
-            self.name, self.a, self.b, self.fragment if fragment is None else fragment
-        )
+        return self.family.source(self.name, self.a, self.b, self.fragment if fragment is None else fragment)
 
     @property
     def assertions(self) -> list[str]:
@@ -170,7 +168,9 @@ def make_world(
     first, other = rng.sample(MODULES, 2)
     modules = [
         _module(rng, first, functions),
-        _module(rng, other, [_draw(rng, rng.choice(families), next(unused)) for _ in range(rng.choice([1, 2]))]),
+        _module(
+            rng, other, [_draw(rng, rng.choice(families), next(unused)) for _ in range(rng.choice([1, 2]))]
+        ),
     ]
     issue = _issue(rng, buggy, bug, phrasings)
     return World(tuple(sorted(modules, key=lambda m: m.name)), modules[0], buggy, sibling, second, bug, issue)

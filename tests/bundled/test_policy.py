@@ -1,6 +1,7 @@
 """The shipped policy: its size and form, its template, what it can do, and that its script makes it."""
 
 import json
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -12,21 +13,24 @@ from swegym_tutorial.bundled.demonstrations import (
     CAREFUL,
     CLEAN,
     SHIPPED,
+    Habits,
+    attempt_at,
     demonstrate,
     encode,
-    guess,
-    look,
     prompt_tokens,
 )
-from swegym_tutorial.bundled.generate import SEED, drafts
+from swegym_tutorial.bundled.families import FAMILIES
+from swegym_tutorial.bundled.generate import SEED, SPLITS, drafts
+from swegym_tutorial.bundled.issues import KEPT_PHRASINGS
 from swegym_tutorial.bundled.measure_policy import forced_careful, well_formed
+from swegym_tutorial.bundled.repository import files_of
 from swegym_tutorial.bundled.tokenizer import PHRASES, SPECIAL, build_tokenizer
 from swegym_tutorial.bundled.train_policy import create_model, make_policy, stages
-from swegym_tutorial.bundled.world import FAMILIES, Part, make_world, names_of
+from swegym_tutorial.bundled.world import Part, make_world, names_of
 from swegym_tutorial.config import TrainingConfig
 from swegym_tutorial.rollout import Chat
 from swegym_tutorial.sandbox import CommandResult
-from swegym_tutorial.tasks import load_tasks
+from swegym_tutorial.tasks import GIT_ENV, load_tasks
 from swegym_tutorial.tools import BASH_TOOL, observation
 
 CONFIG = TrainingConfig.laptop()
@@ -51,10 +55,12 @@ def chat(tokenizer):
     return Chat(tokenizer, CONFIG.system_prompt)
 
 
-def test_the_folder_is_at_most_4_mb_and_the_model_a_qwen3_of_at_most_a_million_parameters(model, tokenizer):
-    assert sum(path.stat().st_size for path in POLICY.iterdir()) <= 4_000_000
+def test_the_folder_is_at_most_8_mb_and_the_model_a_qwen3_of_at_most_three_million_parameters(
+    model, tokenizer
+):
+    assert sum(path.stat().st_size for path in POLICY.iterdir()) <= 8_000_000
     assert type(model).__name__ == "Qwen3ForCausalLM"
-    assert sum(p.numel() for p in model.parameters()) <= 1_000_000
+    assert sum(p.numel() for p in model.parameters()) <= 3_000_000
     assert model.config.vocab_size == len(tokenizer)
     assert (
         model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -201,10 +207,11 @@ def test_any_text_has_a_round_trip(tokenizer):
 
 def test_prompts_and_attempts_are_short(chat):
     for task in load_tasks(split=None):
-        assert len(chat.prompt(task)) <= 75
+        assert len(chat.prompt(task)) <= 90
     rng = random.Random(0)
     lengths = [len(encode(chat, demonstrate(rng, CAREFUL))[0]) for _ in range(200)]
-    assert max(lengths) <= 140
+    assert sum(lengths) / len(lengths) <= 250
+    assert max(lengths) <= 360
     assert max(lengths) < CONFIG.context_tokens - CONFIG.turn_tokens
 
 
@@ -227,34 +234,53 @@ def test_demonstrations_never_use_a_name_of_a_bundled_task():
     assert not used & {*names_of(Part.TRAIN), *names_of(Part.HELD_OUT)}
 
 
-def test_shipped_habits_resolve_about_a_quarter():
+def test_shipped_habits_resolve_about_a_quarter_and_careful_ones_all():
     rng = random.Random(3)
     resolved = sum(demonstrate(rng, SHIPPED).resolves for _ in range(2000)) / 2000
-    assert 0.2 < resolved < 0.35
-    assert all(demonstrate(rng, CAREFUL).resolves for _ in range(20))
+    assert 0.15 < resolved < 0.35
+    assert all(demonstrate(rng, CAREFUL).resolves for _ in range(200))
+    careless = Habits(look=1, act=1, line=0, test=1, repair=1)
+    assert all(attempt_at(rng, demonstrate(rng, CAREFUL).world, careless).resolves for _ in range(200))
 
 
+def test_the_kept_phrasings_have_no_word_that_demonstrations_lack(chat):
+    rng = random.Random(5)
+    shown = {token for _ in range(3000) for token in chat.encode(demonstrate(rng, CLEAN).world.issue)}
+    held_out = names_of(Part.HELD_OUT)
+    kept = {
+        token
+        for number in range(1000)
+        for family in [FAMILIES[number % len(FAMILIES)]]
+        for token in chat.encode(make_world(rng, family, held_out, phrasings=KEPT_PHRASINGS).issue)
+    }
+    assert not kept - shown, [chat.decode([token]) for token in kept - shown]
+
+
+@pytest.mark.slow
 def test_what_demonstrations_show_is_what_bash_prints(tmp_path):
     rng = random.Random(4)
-    missing = 0
-    for number in range(12):
+    commands, missing = 0, 0
+    for number in range(2 * len(FAMILIES)):
         world = make_world(rng, FAMILIES[number % len(FAMILIES)], names_of(Part.DEMONSTRATIONS))
         folder = tmp_path / str(number)
-        for path, text in world.sources(fixed=False).items():
+        for path, text in files_of(world, "a-world").items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
-        for step in (look(world), guess(rng, world)):
+        run(folder, "git init -q . && git add -A && git commit -q -m Start")
+        habits = Habits(look=number % 5 > 0, act=1, line=number // len(FAMILIES), test=1, repair=1)
+        for step in attempt_at(rng, world, habits).steps[:-1]:
             command = step.turn.partition("<parameter=command>\n")[2].partition("\n</parameter>")[0]
             assert observation(run(folder, command), CONFIG.observation_chars) == step.shown
+            commands += 1
             missing += "No such file" in (step.shown or "")
-    assert missing
+    assert missing and commands > 60
 
 
 def run(folder: Path, command: str) -> CommandResult:
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        env={**GIT_ENV, "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -262,13 +288,13 @@ def run(folder: Path, command: str) -> CommandResult:
     return CommandResult(done.returncode, done.stdout, timed_out=False, truncated_bytes=0, seconds=0.0)
 
 
-@pytest.mark.parametrize("split", [Part.TRAIN, Part.HELD_OUT])
+@pytest.mark.parametrize("split", [split.name for split in SPLITS])
 def test_with_the_careful_plan_forced_it_resolves_the_tasks(model, chat, split):
-    worlds = [draft.world for draft in drafts(SEED) if draft.split is split]
+    worlds = [draft.world for draft in drafts(SEED) if draft.split == split]
     assert [world.issue for world in worlds] == [task.problem_statement for task in load_tasks(split=split)]
-    forced = forced_careful(model, chat, worlds)
-    assert forced.greedy >= 0.95
-    assert forced.sampled >= 0.95
+    forced = forced_careful(model, chat, worlds)["all"]
+    assert forced.greedy >= 0.9
+    assert forced.sampled >= 0.85
 
 
 def test_an_untrained_model_resolves_nothing_even_so(chat, tokenizer):
@@ -276,7 +302,7 @@ def test_an_untrained_model_resolves_nothing_even_so(chat, tokenizer):
 
     torch.manual_seed(0)
     worlds = [draft.world for draft in drafts(SEED)][:4]
-    forced = forced_careful(create_model(tokenizer).eval(), chat, worlds)
+    forced = forced_careful(create_model(tokenizer).eval(), chat, worlds)["all"]
     assert forced.greedy == 0
     assert forced.sampled < 1e-6
 
@@ -318,10 +344,11 @@ def test_the_record_beside_the_weights_tells_how_they_were_made(model):
     assert [stage["name"] for stage in made["stages"]] == ["skill", "habits"]
     assert made["seconds"] < 20 * 60
     quality = made["quality"]
-    for split in ("train", "held-out"):
-        sampled = quality[f"{split}, temperature 1"]
-        assert sampled["attempts"] >= 256
-        assert 0.2 <= sampled["resolved"] <= 0.35
-        assert sampled["mixed_groups"] >= 0.7
+    for split in SPLITS:
+        assert quality[f"{split.name}, careful plan forced"]["all"]["greedy"] >= 0.9
+        sampled = quality[f"{split.name}, temperature 1"]
+        assert sampled["attempts"] >= 160
+        assert 0.1 <= sampled["resolved"] <= 0.4
+        assert sampled["mixed_groups"] >= 0.6
         assert sampled["well_formed_turns"] >= 0.95
-    assert quality["held-out, greedy"]["resolved"] <= 0.2
+        assert quality[f"{split.name}, greedy"]["resolved"] <= 0.2
