@@ -65,7 +65,7 @@ def reward_time_figure(summary: RunSummary) -> Figure:
     right = figure.add_axes((0.552, 0.155, 0.282, 0.655))
     last = max([summary.planned_steps, *(s.step + 1 for steps in summary.steps.values() for s in steps), 1])
     for axes in (left, right):
-        _style(axes)
+        style_axes(axes)
     left.set_xlim(-0.02 * last - 0.6, 1.02 * last + 1.4)  # with room for the rates before and after
     right.set_xlim(0.5 - 0.02 * last, 0.5 + 1.01 * last)
     _number_steps(left, last, 0 if held_out(summary)[0] else 1)
@@ -75,7 +75,7 @@ def reward_time_figure(summary: RunSummary) -> Figure:
     return figure
 
 
-def _style(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     """Set every colour and size by hand: the reader's own style must not reach in."""
     axes.set_facecolor("white")
     axes.set_xlabel("step (a batch each)", fontsize=9, color=INK, labelpad=2, fontweight="normal")

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 FATES = ("kept", "uniform", "stale", "failed")
@@ -59,6 +60,8 @@ class StepResult:
     tokens: int = (
         0  # sampled by the attempts that were graded while the batch filled; older logs don't tell it
     )
+    # habit -> how many of those attempts had it, and in how many it came up; older logs don't tell it
+    habits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def fill_parts(self) -> dict[str, float]:
@@ -67,7 +70,12 @@ class StepResult:
         return {kind: self.fill_seconds * seconds / total for kind, seconds in self.work_seconds.items()}
 
     @classmethod
-    def of(cls, event: Mapping[str, Any], tokens: int = 0) -> StepResult:
+    def of(
+        cls,
+        event: Mapping[str, Any],
+        tokens: int = 0,
+        habits: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> StepResult:
         """Raises KeyError and TypeError of an event that is none of ours."""
         return cls(
             job=text(event["job"]),
@@ -86,6 +94,7 @@ class StepResult:
             checkpoint=text(event["checkpoint"]),
             time=number(event["time"]),
             tokens=tokens,
+            habits=dict(habits),
         )
 
 
@@ -98,6 +107,7 @@ class Filling:
     resolved: int = 0
     tokens: int = 0  # sampled by those
     outcomes: Counter[str] = field(default_factory=Counter)  # of the verdicts
+    habits: list[Mapping[str, bool]] = field(default_factory=list)  # of those attempts, see habits.py
     training: bool = False  # it is full, and is trained on
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .counts import OpenSandboxes, TokenRate
+from .habits import rates
 from .records import (
     FATES,
     EvaluationResult,
@@ -180,6 +181,7 @@ class RunSummary:
             filling.tokens += tokens
             filling.resolved += _is_resolved(event)
             filling.outcomes[str(event.get("outcome"))] += 1
+            filling.habits.append(dict(event.get("habits") or {}))
 
     def _on_attempt_fault(self, event: Mapping[str, Any]) -> None:
         self.faults[str(event["reason"])] += 1
@@ -196,7 +198,8 @@ class RunSummary:
         self._filling(event["job"]).training = True
 
     def _on_step_done(self, event: Mapping[str, Any]) -> None:
-        step = StepResult.of(event, self.filling.get(text(event["job"]), Filling()).tokens)
+        filled = self.filling.get(text(event["job"]), Filling())
+        step = StepResult.of(event, filled.tokens, rates(filled.habits))
         self._drop_steps(
             step.job, step.step - 1
         )  # a step may be done again whose checkpoint was not yet written

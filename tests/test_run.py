@@ -127,9 +127,13 @@ def test_the_events_tell_the_whole_story(whole):
     summary = summarise(whole)
     assert summary.status == "done" and len(summary.steps["train-job0"]) == 2
     assert [(e.label, e.split, e.attempts, e.lost) for e in summary.evaluations] == [
-        ("before", "held-out", 32, 0),
-        ("after", "held-out", 32, 0),
+        (label, split, attempts, 0)
+        for label in ("before", "after")
+        for split, attempts in (("held-out", 40), ("held-out-phrasings", 20), ("held-out-families", 20))
     ]
+    habits = [event["habits"] for event in EventReader(whole).read() if event["event"] == "episode"]
+    assert {"look", "act", "line", "check"} <= {name for each in habits for name in each}
+    assert 0 < summary.steps["train-job0"][0].habits["look"][1] <= summary.steps["train-job0"][0].attempts
     names = {e["event"] for e in EventReader(whole).read()}
     assert names >= {
         "rollout_start", "sample", "tool", "rollout_ready", "grading_start", "episode", "group", "step_done", "evaluation",
