@@ -25,15 +25,14 @@ from ..config import TINY_SYSTEM_PROMPT
 from ..rollout import Chat
 from ..sandbox import backend
 from .demonstrations import CLEAN, SHIPPED, Habits, demonstrate, encode
-from .families import FAMILIES, PRACTISED, Family
+from .families import BUILTIN, DEFAULT, FAMILIES, INDEX, KEY, METHOD, PRACTISED, Family
 from .measure_policy import measure_all
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-BATCH = 32
-CONTEXT_WEIGHT = 0.1  # of tokens that the policy only reads; the ones it says weigh 1
+BATCH = 16
 TYPICAL_WEIGHT = 60.0  # of one demonstration's tokens together
 
 
@@ -46,7 +45,8 @@ class Stage:
     rate: float
     habits: Habits
     seed: int
-    families: tuple[Family, ...]
+    families: tuple[Family, ...]  # one that stands there twice is drawn twice as often
+    context: float  # weight of the tokens that the policy only reads; the ones it says weigh 1
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,18 @@ class Example:
     weights: list[float]
 
 
-def stages(seed: int, skill_steps: int, habit_steps: int) -> list[Stage]:
-    """Return the two stages: the second is short, and its habits are the shipped policy's."""
+HARD = (DEFAULT, DEFAULT, KEY, KEY, INDEX, BUILTIN, METHOD)  # families whose fragments are learned last
+
+
+def stages(seed: int, skill_steps: int, more_steps: int, habit_steps: int) -> list[Stage]:
+    """Return the stages: the skill in two, and the habits, which are the shipped policy's.
+
+    To predict what it reads helps a policy at first, since names recur in it; later most of that is noise.
+    """
     return [
-        Stage("skill", skill_steps, 3e-3, CLEAN, 1000 + seed, FAMILIES),
-        Stage("habits", habit_steps, 1e-3, SHIPPED, 2000 + seed, PRACTISED),
+        Stage("skill", skill_steps, 3e-3, CLEAN, 1000 + seed, FAMILIES, context=0.1),
+        Stage("more skill", more_steps, 1.5e-3, CLEAN, 3000 + seed, (*FAMILIES, *HARD), context=0.02),
+        Stage("habits", habit_steps, 1e-3, SHIPPED, 2000 + seed, PRACTISED, context=0.02),
     ]
 
 
@@ -101,11 +108,14 @@ def examples(chat: Chat, stage: Stage) -> Iterator[list[Example]]:
     """Yield the stage's batches; every demonstration is seen once."""
     rng = random.Random(stage.seed)
     for _ in range(stage.steps):
-        yield [_example(*encode(chat, demonstrate(rng, stage.habits, stage.families))) for _ in range(BATCH)]
+        yield [
+            _example(*encode(chat, demonstrate(rng, stage.habits, stage.families)), stage.context)
+            for _ in range(BATCH)
+        ]
 
 
-def _example(tokens: list[int], said: list[bool]) -> Example:
-    return Example(tokens, [1.0 if mine else CONTEXT_WEIGHT for mine in said])
+def _example(tokens: list[int], said: list[bool], context: float) -> Example:
+    return Example(tokens, [1.0 if mine else context for mine in said])
 
 
 def train(model: Qwen3ForCausalLM, chat: Chat, stage: Stage) -> list[dict[str, float]]:
@@ -206,7 +216,8 @@ def main() -> None:
         "--output", type=Path, required=True, help="a folder, for the policy in Hugging Face's form"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skill-steps", type=int, default=900)
+    parser.add_argument("--skill-steps", type=int, default=800)
+    parser.add_argument("--more-steps", type=int, default=500)
     parser.add_argument("--habit-steps", type=int, default=250)
     parser.add_argument(
         "--sandbox", default="local", help="where the result is measured: local or subprocess"
@@ -219,7 +230,7 @@ def main() -> None:
     torch.set_flush_denormal(True)  # tiny numbers in Adam's moments would slow it down
     sandboxes = backend(arguments.sandbox)  # first, so that a missing one is told before the training
     try:
-        plan = stages(arguments.seed, arguments.skill_steps, arguments.habit_steps)
+        plan = stages(arguments.seed, arguments.skill_steps, arguments.more_steps, arguments.habit_steps)
         made = make_policy(arguments.output, arguments.seed, plan)
         made["quality"] = measure_all(arguments.output, sandboxes)
     finally:
