@@ -106,11 +106,20 @@ LOOP = Family(
     "a loop that starts one off",
     "{a}",
     "Add up the items of {a}.",
-    "    total = 0\n    for place in range{x} len({a})):\n        total += {a}[place]\n    return total",
+    "    total = 0\n    for place in{x} len({a})):\n        total += {a}[place]\n    return total",
     {
-        "(0,": ("the total of {a} from the first item on", "the items of {a} added up with none left out"),
-        "(1,": ("the total of {a} from the second item on", "the items of {a} added up with one left out"),
-        "(2,": ("the total of {a} from the third item on", "the items of {a} added up with two left out"),
+        " range(0,": (
+            "the total of {a} from the first item on",
+            "the items of {a} added up with none left out",
+        ),
+        " range(1,": (
+            "the total of {a} from the second item on",
+            "the items of {a} added up with one left out",
+        ),
+        " range(2,": (
+            "the total of {a} from the third item on",
+            "the items of {a} added up with two left out",
+        ),
     },
     ("[3, 9, 2]", "[8, 5, 7, 6]"),
 )
@@ -143,8 +152,8 @@ KEY = Family(
     "a wrong key",
     "{a}",
     "Read an entry of {a}.",
-    "    return {a}[{x}]",
-    {f'"{key}"': (f'the "{key}" of {{a}}', f'what {{a}} has as "{key}"') for key in KEYS},
+    '    return {a}["{x}"]',
+    {key: (f'the "{key}" of {{a}}', f'what {{a}} has as "{key}"') for key in KEYS},
     ("ROW",),
 )
 METHOD = Family(

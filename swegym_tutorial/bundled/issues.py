@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # Of the training tasks and the demonstrations. A blank stands before each {f} and {call}: names have one token.
 PHRASINGS = (
+    "Function {f} should return {want}.",
     "Function {f} should return {want}, but {call} gives {got}.",
     "Wrong result from {f}.\nExpected: {want}.\n>>> {call}\n{got}",
     "I expect {want} from {f}, and I get {got} for {args}.",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..config import TINY_SYSTEM_PROMPT
 from ..tools import BASH_TOOL
 from .demonstrations import CLEAN, demonstrate
-from .families import KEYS
+from .families import DEFAULT, KEYS, LOOP
 from .repository import ALL_PASS, CHECK
 from .world import MODULES, NOUNS, VERBS
 
@@ -59,6 +59,8 @@ PHRASES = [
     ":def",
     "-   ",
     '"""',
+    # A fragment's own token comes first in it: what follows another token is learned much later.
+    *(fragment for family in (DEFAULT, LOOP) for fragment in family.fragments),
 ]
 # Operators with their blanks, words with the blank before them, two digits; everything else character by character.
 SPLIT = r" (?:[-+%<>]=?|==) | ?[A-Za-z]+| ?\d{1,2}| +(?= )|[^\sA-Za-z\d]|\s"

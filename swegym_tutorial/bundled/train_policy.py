@@ -67,7 +67,7 @@ def stages(seed: int, skill_steps: int, more_steps: int, habit_steps: int) -> li
     """
     return [
         Stage("skill", skill_steps, 3e-3, CLEAN, 1000 + seed, FAMILIES, context=0.1),
-        Stage("more skill", more_steps, 1.5e-3, CLEAN, 3000 + seed, (*FAMILIES, *HARD), context=0.02),
+        Stage("more skill", more_steps, 1.5e-3, CLEAN, 3000 + seed, (*FAMILIES, *HARD), context=0.05),
         Stage("habits", habit_steps, 1e-3, SHIPPED, 2000 + seed, PRACTISED, context=0.02),
     ]
 
