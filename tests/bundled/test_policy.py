@@ -329,7 +329,7 @@ def test_the_shipped_tokenizer_is_what_the_script_builds(tokenizer):
 def test_training_for_a_few_steps_learns_and_repeats_itself(tmp_path):
     folders = [tmp_path / name for name in ("one", "two", "other")]
     made = [
-        make_policy(folder, seed, stages(seed, 6, 1, 2))
+        make_policy(folder, seed, stages(seed, (6, 1, 1, 2)))
         for folder, seed in zip(folders, (0, 0, 1), strict=True)
     ]
     weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
@@ -342,7 +342,7 @@ def test_training_for_a_few_steps_learns_and_repeats_itself(tmp_path):
 def test_the_record_beside_the_weights_tells_how_they_were_made(model):
     made = json.loads((POLICY / "made_with.json").read_text())
     assert made["parameters"] == sum(p.numel() for p in model.parameters())
-    assert [stage["name"] for stage in made["stages"]] == ["skill", "more skill", "habits"]
+    assert [stage["name"] for stage in made["stages"]] == ["skill", "hard", "more skill", "habits"]
     assert made["seconds"] < 60 * 60
     quality = made["quality"]
     for split in SPLITS:
