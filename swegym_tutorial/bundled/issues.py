@@ -23,8 +23,8 @@ PHRASINGS = (
 # Of held-out tasks only: other sentences, in words that the ones above have as well.
 KEPT_PHRASINGS = (
     "The report is not right: for {args} the function {f} must give {expected}, {want}.",
-    ">>> {call}\n{got}\nThat is wrong. The right result is {want}.",
-    "Since the last update {f} gives {got} for {args}. It should give {want}.",
+    ">>> {call}\n{got}\nWrong. The right result is {want}.",
+    "The last update is wrong: {f} gives {got} for {args}. It should give {want}.",
     "I get {got} from {call}, and that is not right. I expect {want}, {expected}.",
 )
 
