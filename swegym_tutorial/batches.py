@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from .events import scan
 from .grading import Episode
 from .minibatch import Fate, Group
 from .policy import Update
-from .sampler import PolicySampler, Reference
+from .rollout import RecordingLost, Rollout
+from .sampler import PolicySampler, Reference, Tokens
 from .tasks import Task
 
 WORK = ("sampling", "tools", "grading")
@@ -84,6 +85,30 @@ class Batch:
         if fate is not Fate.FAILED:
             self.useless = self.useless + 1 if fate is Fate.UNIFORM else 0
 
+    def read_back(self, place: int, log: Callable[..., None]) -> Group:
+        """Return the kept group at a place with its arrays, wherever they are; turns and patches are left out.
+
+        An attempt whose recording cannot be read is lost to an infrastructure fault: logged, counted, and left out of
+        the group from now on.
+        """
+        group, whole, there = self.kept[place], [], []
+        for n, episode in enumerate(group.episodes):
+            try:
+                rollout = replace(episode.rollout.whole(), turns=(), patch=b"")
+            except RecordingLost as error:
+                log("attempt_fault", **error.key, reason=f"RecordingLost: {error}", tries=1)
+                continue
+            whole.append(replace(episode, rollout=rollout))
+            there.append(n)
+        if missing := len(group.episodes) - len(there):
+            group = replace(
+                group, episodes=tuple(group.episodes[n] for n in there), lost=group.lost + missing
+            )
+            self.kept[place], self.lost = group, self.lost + missing
+            if references := self.references.get(group.number):
+                self.references[group.number] = [references[n] for n in there]
+        return replace(group, episodes=tuple(whole))
+
     def result(self, step: int, version: int, update: Update, now: float) -> dict[str, Any]:
         """Return the fields of the step's event. now: when it was published, by time.monotonic().
 
@@ -96,7 +121,7 @@ class Batch:
             "step": step,
             "policy_version": version,
             "reward_mean": float(np.mean(self.rewards)),
-            "reward_mean_kept": float(np.mean(kept)),
+            "reward_mean_kept": float(np.mean(kept or self.rewards)),
             "checkpoint": update.checkpoint,
             "attempts": len(self.rewards),
             "lost": self.lost,
@@ -153,7 +178,11 @@ def ask_references(
                 "reference", job=job, group=group.number, policy_version=group.policy_version, seconds=seconds
             )
 
-    return [reference.logprobs(episode.rollout.tokens, answered) for episode in group.episodes]
+    return [reference.logprobs(_tokens_of(episode.rollout), answered) for episode in group.episodes]
+
+
+def _tokens_of(rollout: Rollout) -> Tokens:
+    return rollout.tokens if rollout.read is None else lambda: rollout.whole().tokens
 
 
 def why_fruitless(events: Path, job: str, count: int) -> str:

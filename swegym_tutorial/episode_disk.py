@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class EpisodeDisk:
     """Keeps the attempts below `episodes` under a limit. Its methods may be called from any thread.
 
     The oldest attempts of the training go first, and those of evaluations, which are few and are what a run is
-    measured by, only when none of the training is left. An attempt that is still being written is never deleted.
+    measured by, only when none of the training is left. An attempt that is still being written, or that somebody
+    will read again, is never deleted.
     """
 
     def __init__(self, episodes: Path, limit: float, log: Callable[..., None]) -> None:
@@ -42,6 +44,9 @@ class EpisodeDisk:
             False: {},
             True: {},
         }  # evaluation? -> the same, oldest first
+        self._ended: set[str] = set()  # those that have ended, and are open as somebody will read them again
+        self._held: Counter[str] = Counter()  # how many will
+        self._released: deque[str] = deque()  # which need no lock, as they come while objects are freed
         self._busy = True  # counting or deleting
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="episode-disk", daemon=True)
@@ -75,24 +80,44 @@ class EpisodeDisk:
         with self._change:
             self._total -= self._finished[_is_evaluation(name)].pop(name, 0) + self._open.get(name, 0)
             self._open[name] = FOLDERS
+            self._ended.discard(name)
             self._total += FOLDERS
 
-    def wrote(self, folder: Path, *sizes: int) -> None:
-        """Files of these sizes in bytes were written for an attempt that began."""
-        name, taken = self._name(folder), sum(map(on_disk, sizes))
+    def wrote(self, folder: Path, *sizes: int, freed: int = 0) -> None:
+        """Files of these sizes in bytes were written for an attempt that began, and one of `freed` was deleted."""
+        name, taken = self._name(folder), sum(map(on_disk, sizes)) - on_disk(freed)
         with self._change:
             if name in self._open:
                 self._open[name] += taken
                 self._total += taken
 
     def finish(self, folder: Path) -> None:
-        """An attempt ended, graded or lost, and may be deleted from now on."""
-        name = self._name(folder)
+        """An attempt ended, graded or lost, and may be deleted from now on, unless it is held."""
+        names = {self._name(folder)}
         with self._change:
-            if (taken := self._open.pop(name, None)) is not None:
-                self._finished[_is_evaluation(name)][name] = taken
-                if self._total > self._limit:
-                    self._change.notify_all()
+            self._ended |= names
+            while self._released:
+                name = self._released.popleft()
+                self._held[name] -= 1
+                names.add(name)
+            for name in names & self._ended:
+                if self._held[name] > 0:
+                    continue
+                self._ended.discard(name)
+                del self._held[name]
+                if (taken := self._open.pop(name, None)) is not None:
+                    self._finished[_is_evaluation(name)][name] = taken
+            if self._total > self._limit:
+                self._change.notify_all()
+
+    def hold(self, folder: Path) -> None:
+        """Somebody will read an attempt again that is still open: it stays until `release`."""
+        with self._change:
+            self._held[self._name(folder)] += 1
+
+    def release(self, folder: Path) -> None:
+        """Nobody will, from now on; it is noted when the next attempt ends. May be called at any moment."""
+        self._released.append(self._name(folder))
 
     def _name(self, folder: Path) -> str:
         return os.path.relpath(folder, self._root)

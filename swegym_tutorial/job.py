@@ -160,19 +160,19 @@ class TrainingJob:
         known = config.groups_per_batch if config.max_groups_per_batch is None and config.max_staleness else 0
         for places in split_evenly(range(known), config.minibatch_groups):
             self._fill(batch, deadline, places[-1] + 1)
-            yield self._prepare(batch, [batch.kept[place] for place in places])
+            yield from filter(None, [self._prepare(batch, places)])
         self._fill(batch, deadline)
         if batch.filled is None:
             batch.filled = time.monotonic()
-            groups = [group.number for group in batch.kept]
-            self._folder.log("training_start", job=self.name, step=step, groups=groups)
-        for rest in split_evenly(batch.kept[known:], config.minibatch_groups):
-            yield self._prepare(batch, rest)
+            numbers = [group.number for group in batch.kept]
+            self._folder.log("training_start", job=self.name, step=step, groups=numbers)
+        for places in split_evenly(range(known, len(batch.kept)), config.minibatch_groups):
+            yield from filter(None, [self._prepare(batch, places)])
 
-    def _prepare(self, batch: Batch, groups: list[Group]) -> list[Any]:
-        references = None
-        if self._reference is not None:
-            references = [[each.result() for each in batch.references[group.number]] for group in groups]
+    def _prepare(self, batch: Batch, places: list[int]) -> list[Any]:
+        """Return the minibatch of the kept groups at these places; it is empty where none of it can be read back."""
+        groups = [batch.read_back(place, self._folder.log) for place in places]
+        references = [[each.result() for each in batch.references.get(group.number, ())] for group in groups]
         return prepare_minibatch(groups, references, self._config.kl_coef)
 
     def _fill(self, batch: Batch, deadline: float, kept: int | None = None) -> None:

@@ -22,7 +22,7 @@ from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.job import TrainingJob
 from swegym_tutorial.policy import Update
-from swegym_tutorial.rollout import Ending, Rollout
+from swegym_tutorial.rollout import Ending, RecordingLost, Rollout
 
 
 class Attempts:
@@ -88,7 +88,8 @@ class Service:
     def base_sampler(self, halt=None):
         def logprobs(tokens, answered):
             answered()
-            return SimpleNamespace(result=lambda: np.full(tokens.shape, -2.0))
+            asked = tokens() if callable(tokens) else tokens
+            return SimpleNamespace(result=lambda: np.full(asked.shape, -2.0))
 
         return SimpleNamespace(path="base", logprobs=logprobs)
 
@@ -348,3 +349,30 @@ def test_workers_run_everything_and_end():
     assert workers.join(5)
     assert sorted(done) == list(range(50))
     assert not [t for t in threading.enumerate() if t.name.startswith("some-worker")]
+
+
+@pytest.mark.parametrize("gone", [{3}, set(range(8))])
+def test_attempts_that_cannot_be_read_back_are_not_trained_on_and_end_no_run(tmp_path, gone):
+    class OnDisk(Attempts):
+        def rollout(self, task, sampler, identity, halt):
+            made = super().rollout(task, sampler, identity, halt)
+
+            def read():
+                if identity.attempt in gone:
+                    raise RecordingLost(
+                        "a disk fault", {"phase": identity.phase, "attempt": identity.attempt}
+                    )
+                return made
+
+            return replace(made.bare(), read=read)
+
+    setup = job(tmp_path, replace(FAST, steps=2, kl_coef=0.1), OnDisk())
+    setup.job.run("phase", time.time() + SOON)
+    steps = events(setup, "step_done")
+    kept = [step["groups"]["kept"] for step in steps]
+    assert [step["lost"] for step in steps] == [count * len(gone) for count in kept] and min(kept) > 0
+    assert [sum(sizes) for sizes in setup.client.batches] == [count * (8 - len(gone)) for count in kept]
+    faults = events(setup, "attempt_fault")
+    assert Counter(event["attempt"] for event in faults) == dict.fromkeys(gone, sum(kept))
+    assert all(event["reason"] == "RecordingLost: a disk fault" for event in faults)
+    assert all(0 <= step["reward_mean_kept"] <= 1 for step in steps)
