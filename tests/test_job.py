@@ -88,8 +88,11 @@ class Service:
     def base_sampler(self, halt=None):
         def logprobs(tokens, answered):
             answered()
-            asked = tokens() if callable(tokens) else tokens
-            return SimpleNamespace(result=lambda: np.full(asked.shape, -2.0))
+
+            def result():
+                return np.full((tokens() if callable(tokens) else tokens).shape, -2.0)
+
+            return SimpleNamespace(result=result)
 
         return SimpleNamespace(path="base", logprobs=logprobs)
 
