@@ -21,7 +21,7 @@ import numpy as np
 from .config import TrainingConfig
 from .events import scan
 from .grading import Episode
-from .minibatch import Fate, Group
+from .minibatch import Fate, Group, fate_of
 from .policy import Update
 from .rollout import RecordingLost, Rollout
 from .sampler import PolicySampler, Reference, Tokens
@@ -162,23 +162,42 @@ class Assembly:
         )
 
 
-def ask_references(
-    reference: PolicySampler, group: Group, job: str, log: Callable[..., None]
-) -> list[Reference]:
-    """Ask for the log-probabilities of a group's attempts under the base model.
+class References:
+    """The log-probabilities under the base model of the groups that can be trained on. Safe for many threads."""
 
-    When all answers are there, a `reference` event tells how many seconds they took.
-    """
-    asked, answers = time.monotonic(), itertools.count(1)
+    def __init__(
+        self, base: PolicySampler | None, config: TrainingConfig, job: str, log: Callable[..., None]
+    ) -> None:
+        """base: None where nobody needs them."""
+        self._base, self._config, self._job, self._log = base, config, job, log
+        self._asked: dict[int, list[Reference]] = {}  # of groups that no batch has taken yet
 
-    def answered() -> None:
-        if next(answers) == len(group.episodes):
-            seconds = round(time.monotonic() - asked, 4)
-            log(
-                "reference", job=job, group=group.number, policy_version=group.policy_version, seconds=seconds
-            )
+    def ask(self, group: Group) -> None:
+        """Ask for those of a complete group, unless it has no learning signal: the trainer may be about to take it.
 
-    return [reference.logprobs(_tokens_of(episode.rollout), answered) for episode in group.episodes]
+        When all answers are there, a `reference` event tells the seconds.
+        """
+        if self._base is None:
+            return
+        if fate_of(group, group.policy_version, self._config.min_group_size) is not Fate.KEPT:
+            return
+        asked, answers = time.monotonic(), itertools.count(1)
+
+        def answered() -> None:
+            if next(answers) == len(group.episodes):
+                seconds = round(time.monotonic() - asked, 4)
+                version = group.policy_version
+                self._log(
+                    "reference", job=self._job, group=group.number, policy_version=version, seconds=seconds
+                )
+
+        self._asked[group.number] = [
+            self._base.logprobs(_tokens_of(episode.rollout), answered) for episode in group.episodes
+        ]
+
+    def take(self, group: Group) -> list[Reference]:
+        """Return what was asked of a group, one of each episode, and forget it."""
+        return self._asked.pop(group.number, [])
 
 
 def _tokens_of(rollout: Rollout) -> Tokens:

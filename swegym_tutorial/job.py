@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .attempts import AttemptRunner, Identity, Workers
-from .batches import Assembly, Batch, NoLearningSignal, ask_references, task_at, why_fruitless
+from .batches import Assembly, Batch, NoLearningSignal, References, task_at, why_fruitless
 from .checkpoints import (
     checkpoint_of,
     go_back,
@@ -72,7 +72,8 @@ class TrainingJob:
         self._halt = halt
         self._missing, self._from_step = missing, from_step
         self._time_is_up = False
-        self._reference: PolicySampler | None = service.base_sampler(halt=halt) if config.kl_coef else None
+        base = service.base_sampler(halt=halt) if config.kl_coef else None
+        self._references = References(base, config, self.name, folder.log)
         self._intake = Intake(config, lambda number: task_at(tasks, config.seed, index, number).instance_id)
         self._sampler: PolicySampler | None = None
         self._pools: list[Workers] = []
@@ -172,7 +173,7 @@ class TrainingJob:
     def _prepare(self, batch: Batch, places: list[int]) -> list[Any]:
         """Return the minibatch of the kept groups at these places; it is empty where none of it can be read back."""
         groups = [batch.read_back(place, self._folder.log) for place in places]
-        references = [[each.result() for each in batch.references.get(group.number, ())] for group in groups]
+        references = [[each.result() for each in batch.references[group.number]] for group in groups]
         return prepare_minibatch(groups, references, self._config.kl_coef)
 
     def _fill(self, batch: Batch, deadline: float, kept: int | None = None) -> None:
@@ -209,9 +210,7 @@ class TrainingJob:
 
     def _note(self, batch: Batch, group: Group, fate: Fate) -> None:
         batch.take(group, fate)
-        if fate is Fate.KEPT and self._reference is not None:
-            references = ask_references(self._reference, group, self.name, self._folder.log)
-            batch.references[group.number] = references
+        batch.references[group.number] = self._references.take(group)
         self._folder.log(
             "group_failed" if fate is Fate.FAILED else "group",
             job=self.name,
@@ -347,4 +346,5 @@ class TrainingJob:
 
     def _finish(self, assembly: Assembly, attempt: int, episode: Episode | None) -> None:
         if (group := assembly.put(attempt, episode)) is not None:
+            self._references.ask(group)
             self._intake.completed(group)

@@ -18,7 +18,7 @@ import pytest
 from swegym_tutorial import episode_files, events
 from swegym_tutorial.attempt_json import dumps, rollout_to_json, verdict_to_json
 from swegym_tutorial.attempts import AttemptRunner, Identity
-from swegym_tutorial.batches import Batch, ask_references
+from swegym_tutorial.batches import Batch, References
 from swegym_tutorial.config import TrainingConfig
 from swegym_tutorial.episode_files import read_rollout, write_graded, write_ungraded
 from swegym_tutorial.events import EventReader, RunFolder, read_episode
@@ -270,9 +270,10 @@ class Answers:
 def test_references_are_asked_about_the_attempts_on_disk(folder: RunFolder) -> None:
     made = rollout(9000)
     kept = Episode(recorded(folder, made), FIXED)
-    short = Episode(rollout(10, seed=1), FIXED)
+    short = Episode(rollout(10, seed=1), Verdict(Outcome.UNRESOLVED))
     reference = Answers()
-    ask_references(reference, Group(3, "t", 0, (kept, short)), "train-job0", folder.log)  # type: ignore[arg-type]
+    references = References(reference, TrainingConfig.laptop(), "train-job0", folder.log)  # type: ignore[arg-type]
+    references.ask(Group(3, "t", 0, (kept, short)))
     np.testing.assert_array_equal(reference.asked[0], made.tokens)
     np.testing.assert_array_equal(reference.asked[1], short.rollout.tokens)
 

@@ -85,7 +85,12 @@ class Service:
     def sampler(self, path, halt=None):
         return SimpleNamespace(path=path)
 
+    def __init__(self):
+        self.asked = []
+
     def base_sampler(self, halt=None):
+        self.asked.append("base")
+
         def logprobs(tokens, answered):
             answered()
 
@@ -102,8 +107,11 @@ def job(tmp_path, config, attempts, client=None, *, index=0):
     folder.open()
     stop = Halt()
     client = client or Client()
-    made = TrainingJob(index, config, load_tasks(), Service(), client, attempts, folder, stop)
-    return SimpleNamespace(job=made, folder=folder, stop=stop, client=client, attempts=attempts)
+    service = Service()
+    made = TrainingJob(index, config, load_tasks(), service, client, attempts, folder, stop)
+    return SimpleNamespace(
+        job=made, service=service, folder=folder, stop=stop, client=client, attempts=attempts
+    )
 
 
 def events(setup, *names):
@@ -197,13 +205,40 @@ def test_the_kl_term_asks_the_reference_and_reaches_the_data(tmp_path):
         np.testing.assert_allclose(weights.sum(), -0.5, rtol=1e-4)
     kept = [e["group"] for e in events(setup, "group") if e["fate"] == "kept"]
     asked = events(setup, "reference")
-    assert sorted(e["group"] for e in asked) == sorted(kept) and all(e["seconds"] >= 0 for e in asked)
+    assert set(kept) <= {e["group"] for e in asked} and all(e["seconds"] >= 0 for e in asked)
+
+
+def test_references_are_asked_for_while_the_trainer_trains(tmp_path):
+    early = []
+
+    class Patient(Client):
+        def update(self, minibatches, step, name):
+            done = super().update(minibatches, step, name)
+            kept = [e["group"] for e in events(setup, "group") if e["fate"] == "kept"]
+            end = time.monotonic() + SOON
+            while not early and time.monotonic() < end:
+                early.extend({e["group"] for e in events(setup, "reference")} - set(kept))
+                time.sleep(0.01)
+            return done
+
+    setup = job(tmp_path, replace(FAST, steps=2, kl_coef=0.5), Attempts(), Patient())
+    setup.job.run("phase", time.time() + SOON)
+    assert early
+
+
+def test_a_group_without_a_signal_is_not_asked_about(tmp_path):
+    config = replace(FAST, steps=2, kl_coef=0.5)
+    setup = job(tmp_path, config, Attempts(rate=lambda task: float(task.instance_id.endswith("1")) or 0.3))
+    setup.job.run("phase", time.time() + SOON)
+    uniform = {e["group"] for e in events(setup, "group") if e["fate"] == "uniform"}
+    assert uniform and not uniform & {e["group"] for e in events(setup, "reference")}
 
 
 def test_case_27_without_a_kl_term_no_reference_is_asked_for(tmp_path):
     # SkyRL: servers without prompt log-probabilities serve all the same.
     setup = job(tmp_path, replace(FAST, steps=1), Attempts())
-    assert setup.job._reference is None
+    setup.job.run("phase", time.time() + SOON)
+    assert not setup.service.asked and not events(setup, "reference")
 
 
 def test_case_33_a_run_that_learns_nothing_stops_and_says_why(tmp_path):
