@@ -5,8 +5,10 @@ Knows namespaces, mounts and limits; nothing of tasks, output or deadlines, nor 
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,8 +16,11 @@ from . import REPOSITORY
 from .files import FOLDERS, HOME, State
 from .limits import Limits
 from .userns import FIRST_INSIDE, UserNamespace
-from .view import View
+from .view import ACCOUNTS, View
 
+TOOLS = ("bash", "prlimit", "setpriv")
+_PLACES = "/usr/local/bin:/usr/bin:/bin"  # of the tools, outside and inside
+_ACCOUNTS = "accounts"  # in the state folder
 SHARED_MEMORY = 64 << 20  # bytes of /dev/shm, the one other place that can be written to
 CLEAN: Mapping[str, str] = {
     "PATH": "/usr/bin:/bin",
@@ -75,8 +80,7 @@ class Bubblewrap:
             arguments += ["--perms", "0755", "--dir", os.path.dirname(inside)] if inside == HOME else []
             arguments += ["--bind", str(state.path / name), inside]
         arguments += self.view.arguments  # after /tmp: an interpreter may lie there
-        for name in ("passwd", "group"):
-            arguments += ["--ro-bind", str(state.path / name), f"/etc/{name}"]
+        arguments += ["--ro-bind", str(state.path / _ACCOUNTS), ACCOUNTS]
         arguments += ["--proc", "/proc"] if self.proc else []
         arguments += ["--dev", "/dev", "--perms", "1777", "--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"]
         arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", REPOSITORY, "--clearenv"]
@@ -103,9 +107,9 @@ class Bubblewrap:
         """
         limits, size = self.limits, self.limits.disk_mb << 20 if may_write else 0
         number, processes = self.inside(agent), self.limits.processes + _counted_too()
-        drop = f"setpriv --reuid {number} --regid {number} --clear-groups --no-new-privs"
+        drop = f"{tool('setpriv')} --reuid {number} --regid {number} --clear-groups --no-new-privs"
         drop += " --bounding-set=-all --inh-caps=-all"
-        limit = f"prlimit --cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1} --as={limits.memory_mb << 20}"
+        limit = f"{tool('prlimit')} --cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1} --as={limits.memory_mb << 20}"
         limit += f" --nproc={processes} --fsize={size} --core=0 --nofile=1024"
         return [*(drop.split() if self.namespace else ()), *limit.split()]
 
@@ -113,6 +117,15 @@ class Bubblewrap:
     def pass_fds(self) -> tuple[int, ...]:
         """What bubblewrap must inherit."""
         return (self.namespace.fd,) if self.namespace else ()
+
+
+@functools.cache
+def tool(name: str) -> str | None:
+    """Return where one of TOOLS is; None where it is not.
+
+    Its path is told to bubblewrap, since a search inside would go by a PATH that may lead to the agent's programs.
+    """
+    return shutil.which(name, path=_PLACES)
 
 
 def _counted_too() -> int:
@@ -127,7 +140,10 @@ def _counted_too() -> int:
 def write_accounts(state: State, user: int) -> None:
     """Write /etc/passwd and /etc/group of a sandbox: its agent, and none of the machine's users."""
     passwd = f"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{user}:{user}:agent:{HOME}:/bin/bash\n"
+    folder = state.path / _ACCOUNTS
+    folder.mkdir()
+    folder.chmod(0o755)
     for name, text in (("passwd", passwd), ("group", f"root:x:0:\nagent:x:{user}:\n")):
-        file = state.path / name
+        file = folder / name
         file.write_text(text, encoding="utf-8")
         file.chmod(0o644)

@@ -158,6 +158,14 @@ def test_the_deepest_rule_wins() -> None:
     assert "/srv/tree" not in layers(shown, hidden)
 
 
+def test_each_folder_on_the_way_is_made_once() -> None:
+    shown, hidden = {Path("/opt/p/bin"), Path("/opt/p/lib"), Path("/opt/p/src/lib")}, {Path("/opt/p/src")}
+    arguments = layers(shown | {Path("/opt/p/lib/x/shown")}, hidden | {Path("/opt/p/lib/x")})
+    made = [arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--dir"]
+    assert made.count("/opt") == made.count("/opt/p") == 1 and "/opt/p/src" in made
+    assert arguments.index("/opt/p/src") < arguments.index("/opt/p/src/lib")
+
+
 def test_the_checkout_is_among_the_hidden() -> None:
     package = Path(swegym_tutorial.__file__).parent
     hidden = hidden_folders(interpreter_folders())
@@ -192,6 +200,33 @@ def test_there_are_no_rights(sandbox: Sandbox) -> None:
     assert sandbox.exec("kill -9 1; kill -9 -1; sleep 0.1", timeout=60).exit_code in (0, 137)
     assert output(sandbox, "ls -l /proc/self/fd | grep -c -E 'pipe|null'") == "3\n"
     assert output(sandbox, "ls /proc/self/fd").split() == ["0", "1", "2", "3"]
+
+
+def test_what_gives_up_the_rights_is_never_a_program_of_the_agents(sandbox: Sandbox) -> None:
+    """With a PATH that leads to the agent's programs first: setpriv and prlimit still come from the system."""
+    caught = "#!/bin/sh\nprogram=$(basename $0); id -u > /tmp/caught-$program; grep Cap /proc/self/status\n"
+    for name in ("setpriv", "prlimit"):
+        sandbox.write_file(f"/testbed/{name}", caught.encode())
+    output(sandbox, "chmod +x setpriv prlimit")
+    result = sandbox.exec(
+        "type -P setpriv; ls /tmp; grep CapEff /proc/self/status; ulimit -c",
+        timeout=60,
+        env={"PATH": "/testbed:/usr/bin:/bin"},
+    )
+    assert result.output.split() == ["/testbed/setpriv", "CapEff:", "0000000000000000", "0"]
+
+
+def test_users_are_looked_up_in_the_sandboxs_own_files(sandbox: Sandbox) -> None:
+    who = "import os, pwd, grp; print(pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name)"
+    assert output(sandbox, f'python -c "{who}"') == "agent agent\n"
+    assert output(sandbox, "getent passwd | cut -d: -f1; getent group | cut -d: -f1").split() == [
+        "root", "agent", "root", "agent",
+    ]  # fmt: skip
+    assert output(sandbox, "getent hosts localhost | grep -c localhost") == "1\n"
+    files = "/etc/passwd /etc/group /etc/accounts/passwd /etc/accounts/group /etc/nsswitch.conf"
+    change = f"for f in {files}; do rm -f $f; echo x >> $f && echo $f; ln -sf /tmp/x $f && echo $f; done 2>/dev/null"
+    assert output(sandbox, f"{change}; mv /etc/accounts /tmp 2>/dev/null && echo moved; true") == ""
+    assert output(sandbox, "whoami") == "agent\n"
 
 
 def test_the_agent_is_no_user_of_this_machine(small_task: Task) -> None:
