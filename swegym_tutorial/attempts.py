@@ -21,6 +21,7 @@ from .events import RunFolder
 from .faults import Faults
 from .grading import Episode, Grader, Outcome, Reward, rewarded
 from .halt import Stopped
+from .heap import give_back
 from .rollout import Chat, Ending, RecordingLost, Rollout, Sampler, Turn, generate_rollout
 from .sandbox import BackendClosed, SandboxBackend, SandboxError
 from .tasks import Task
@@ -65,6 +66,7 @@ class AttemptRunner:
     ) -> None:
         """paused: while it is set no attempt begins. reward: in place of 1 for resolved and 0 for all else, in training;
         evaluations tell what was resolved."""
+        give_back()
         self._chat = chat
         self._sandboxes = sandboxes
         self._grader = grader

@@ -29,7 +29,7 @@ UNGRADED, GRADED = "ungraded.npz", "trajectory.npz"
 # The graded one again, as it takes the other's place: whoever comes between the two finds it then.
 NAMES = (GRADED, UNGRADED, GRADED, "trajectory.json.gz", "ungraded.json.gz")
 ARRAYS = {"tokens": np.int32, "mask": np.bool_, "logprobs": np.float32}
-LEVEL = 4  # of compression: tests/benchmarks/memory.py tells what others would take
+LEVEL = 4  # of compression: tests/benchmarks/trajectories.py tells what others would take
 
 
 def write_ungraded(folder: Path, rollout: Rollout) -> int:
