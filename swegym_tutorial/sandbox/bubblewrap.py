@@ -16,11 +16,10 @@ from . import REPOSITORY
 from .files import FOLDERS, HOME, State
 from .limits import Limits
 from .userns import FIRST_INSIDE, UserNamespace
-from .view import ACCOUNTS, View
+from .view import View
 
 TOOLS = ("bash", "prlimit", "setpriv")
 _PLACES = "/usr/local/bin:/usr/bin:/bin"  # of the tools, outside and inside
-_ACCOUNTS = "accounts"  # in the state folder
 SHARED_MEMORY = 64 << 20  # bytes of /dev/shm, the one other place that can be written to
 CLEAN: Mapping[str, str] = {
     "PATH": "/usr/bin:/bin",
@@ -80,7 +79,8 @@ class Bubblewrap:
             arguments += ["--perms", "0755", "--dir", os.path.dirname(inside)] if inside == HOME else []
             arguments += ["--bind", str(state.path / name), inside]
         arguments += self.view.arguments  # after /tmp: an interpreter may lie there
-        arguments += ["--ro-bind", str(state.path / _ACCOUNTS), ACCOUNTS]
+        for name in ("passwd", "group"):
+            arguments += ["--ro-bind", str(state.path / name), f"/etc/{name}"]
         arguments += ["--proc", "/proc"] if self.proc else []
         arguments += ["--dev", "/dev", "--perms", "1777", "--size", str(SHARED_MEMORY), "--tmpfs", "/dev/shm"]
         arguments += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", REPOSITORY, "--clearenv"]
@@ -140,10 +140,7 @@ def _counted_too() -> int:
 def write_accounts(state: State, user: int) -> None:
     """Write /etc/passwd and /etc/group of a sandbox: its agent, and none of the machine's users."""
     passwd = f"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{user}:{user}:agent:{HOME}:/bin/bash\n"
-    folder = state.path / _ACCOUNTS
-    folder.mkdir()
-    folder.chmod(0o755)
     for name, text in (("passwd", passwd), ("group", f"root:x:0:\nagent:x:{user}:\n")):
-        file = folder / name
+        file = state.path / name
         file.write_text(text, encoding="utf-8")
         file.chmod(0o644)

@@ -20,7 +20,6 @@ _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "mime.types")
 # Names are looked up in files alone: the machine's own list may name services, whose libraries each look-up would load.
 _NAMES = "passwd: files\ngroup: files\nhosts: files\n"
-ACCOUNTS = "/etc/accounts"  # inside: a folder of each sandbox's own, with its passwd and group
 _PARTS = ("bin", "lib", sys.platlibdir, "pyvenv.cfg")  # of a prefix
 
 
@@ -134,7 +133,7 @@ def layers(shown: set[Path], hidden: set[Path]) -> list[str]:
 
 
 def _write_etc(folder: Path) -> Path:
-    """Write the few files of /etc that programs need; a sandbox's users are those of ACCOUNTS, which is laid over."""
+    """Write the few files of /etc that programs need; a sandbox's users are laid over them."""
     folder.mkdir()
     for name in _ETC:
         source = Path("/etc", name)
@@ -144,10 +143,8 @@ def _write_etc(folder: Path) -> Path:
             shutil.copyfile(source, folder / name)
     (folder / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n", encoding="utf-8")
     (folder / "nsswitch.conf").write_text(_NAMES, encoding="utf-8")
-    accounts = folder / Path(ACCOUNTS).name
-    accounts.mkdir()
     for name in ("passwd", "group"):
-        (folder / name).symlink_to(f"{accounts.name}/{name}")
+        (folder / name).touch()
     for base, _, names in os.walk(folder):  # readable inside, whatever our umask
         os.chmod(base, 0o755)
         for name in names:
