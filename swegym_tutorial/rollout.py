@@ -302,8 +302,9 @@ def _act(
         commands.append(call.command)
         # Four bytes a character at most, and half of the output is kept from its end.
         output_bytes = 8 * config.observation_chars
-        results.append(sandbox.exec(call.command, timeout=config.tool_timeout, output_bytes=output_bytes))
-        shown.append(observation(results[-1], config.observation_chars))
+        result = sandbox.exec(call.command, timeout=config.tool_timeout, output_bytes=output_bytes)
+        shown.append(observation(result, config.observation_chars))
+        results.append(_as_shown(result, config.observation_chars))
     turn = Turn(
         text,
         len(sample.tokens),
@@ -314,6 +315,18 @@ def _act(
         time.monotonic() - start,
     )
     return turn, shown
+
+
+def _as_shown(result: CommandResult, limit: int) -> CommandResult:
+    """Return a result without the output that the policy is not shown, which may be many times as long.
+
+    The note that a sandbox leaves for what it left out itself is output here.
+    """
+    cut = max(0, len(result.output.rstrip("\n")) - limit)
+    if not cut:
+        return result
+    left_out = len(result.output[:cut].encode("utf-8", "surrogatepass"))
+    return replace(result, output=result.output[cut:], truncated_bytes=result.truncated_bytes + left_out)
 
 
 def _arrays(
