@@ -6,7 +6,7 @@
 Goals: a command in the local sandbox within 15 ms of `bash -c`, and a sandbox with a repository of 300 files made and
 closed in 30 ms. Every exec runs `:`, each after a plain `bash -c :` by subprocess.run, so that other work on the
 machine slows both. The first row is that plain command, with shutil's copytree and rmtree of the same files for create
-and close. CPU is user and system time of all processes of one exec, this one's share included, but not what the
+and close. CPU is user and system time of all processes of one exec, this thread's share included, but not what the
 kernel does later in its own threads (1-2 ms more, to take the network namespace down); for docker it is the engine's
 and not seen. --memory, --threads and --busy make this process as large and busy as a training driver.
 
@@ -64,9 +64,9 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def cpu() -> float:
-    """Seconds of this process and of those that it has waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    """Seconds of this thread and of the processes that were waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + children.ru_utime + children.ru_stime
 
 
 def ms(seconds: list[float]) -> str:
