@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from .records import SampleJob, Samples
@@ -77,7 +77,7 @@ class SamplingModel:
         tokens: torch.Tensor,
         seen: torch.Tensor,
         positions: torch.Tensor,
-        cache: DynamicCache,
+        cache: Cache,
         keep: int,
     ) -> torch.Tensor:
         """Read tokens (rows, new) into the cache; return the logits of the last `keep` (0: all) of them, float32.
