@@ -24,7 +24,7 @@ from .grading import Episode
 from .minibatch import Fate, Group, fate_of
 from .policy import Update
 from .rollout import RecordingLost, Rollout
-from .sampler import PolicySampler, Reference, Tokens
+from .sampler import PolicySampler, Reference
 from .tasks import Task
 
 WORK = ("sampling", "tools", "grading")
@@ -192,7 +192,7 @@ class References:
                 )
 
         self._asked[group.number] = [
-            self._base.logprobs(_tokens_of(episode.rollout), answered) for episode in group.episodes
+            self._base.logprobs(_of(episode.rollout), answered) for episode in group.episodes
         ]
 
     def take(self, group: Group) -> list[Reference]:
@@ -200,8 +200,9 @@ class References:
         return self._asked.pop(group.number, [])
 
 
-def _tokens_of(rollout: Rollout) -> Tokens:
-    return rollout.tokens if rollout.read is None else lambda: rollout.whole().tokens
+def _of(rollout: Rollout) -> np.ndarray | Rollout:
+    """Return what the base is asked about: an attempt that is on disk stays there."""
+    return rollout if rollout.read is not None else rollout.tokens
 
 
 def why_fruitless(events: Path, job: str, count: int) -> str:

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from .calls import PolicyError, when_done
-from .rollout import RecordingLost, Sample
+from .rollout import RecordingLost, Rollout, Sample
 from .session import Line, Session
 from .token_ids import model_input, shared
-
-Tokens = np.ndarray | Callable[[], np.ndarray]
 
 
 class PolicySampler:
@@ -58,10 +56,10 @@ class PolicySampler:
             raise PolicyError("sampling: the server did not send a finite log-probability for each token")
         return Sample(tokens, logprobs, stopped=sequence.stop_reason == "stop")
 
-    def logprobs(self, tokens: Tokens, answered: Callable[[], None] | None = None) -> Reference:
+    def logprobs(self, tokens: np.ndarray | Rollout, answered: Callable[[], None] | None = None) -> Reference:
         """Ask for every token's log-probability under this policy; the answer's `result` waits for it.
 
-        tokens: integers of shape (tokens,), or what reads them whenever they are asked for, so that they are not kept.
+        tokens: integers of shape (tokens,); or an attempt, of which only the sampled tokens' are kept.
         answered: called when the first try's answer is there, from another thread.
         """
         return Reference(self._line, self.path, tokens, self._halt, answered)
@@ -74,13 +72,14 @@ class Reference:
         self,
         line: Line,
         path: str,
-        tokens: Tokens,
+        tokens: np.ndarray | Rollout,
         halt: threading.Event,
         answered: Callable[[], None] | None = None,
     ) -> None:
         self._line, self._path, self._tokens, self._halt = line, path, tokens, halt
         self._lock = threading.Lock()
-        self._values: np.ndarray | None = None
+        self._bits: np.ndarray | None = None  # the attempt's mask, eight tokens a byte
+        self._values: np.ndarray | None = None  # where it is set, or all of them
         self._first: Any = None
         with contextlib.suppress(PolicyError):  # `result` asks again
             self._first = first = self._ask(line.current())
@@ -89,32 +88,50 @@ class Reference:
                 when_done(first, answered)
 
     def result(self) -> np.ndarray:
-        """Return float32 of shape (tokens,), 0 for the first, which has none. Raises PolicyError, Stopped."""
+        """Return float32 of shape (tokens,), 0 for the first, which has none. Raises PolicyError, Stopped.
+
+        Of an attempt it is 0 where the token was not sampled.
+        """
         with self._lock:
             if self._values is None:
-                values = self._line.ask("reference log-probabilities", self._answer, self._halt)
-                self._values = _finite(values)
-        return self._values
+                self._keep(self._line.ask("reference log-probabilities", self._answer, self._halt))
+            assert self._values is not None
+            if self._bits is None:
+                return self._values
+            values = np.zeros(self._count, np.float32)
+            values[np.unpackbits(self._bits, count=self._count).astype(bool)] = self._values
+            return values
 
     def _compact(self) -> None:
-        """Keep an answer that is there as an array: the SDK's list takes eight times as much."""
+        """Keep an answer that is there in little memory: the SDK's list takes 32 bytes a token."""
         if self._lock.acquire(blocking=False):  # else `result` is about to take it
             try:
                 if self._first is not None:
                     with contextlib.suppress(PolicyError):  # which `result` raises
-                        self._values, self._first = _finite(self._first.result()), None
+                        self._keep(self._first.result())
+                        self._first = None
             finally:
                 self._lock.release()
+
+    def _keep(self, answer: Any) -> None:
+        values = _finite(answer)
+        self._count = len(values)
+        if self._bits is not None:
+            values = values[np.unpackbits(self._bits, count=self._count).astype(bool)]
+        self._values = values
 
     def _answer(self, session: Session) -> Any:
         asked, self._first = self._first, None
         return asked if asked is not None else self._ask(session)
 
     def _ask(self, session: Session) -> Any:
-        try:
-            tokens = self._tokens() if callable(self._tokens) else self._tokens
-        except RecordingLost as error:
-            raise PolicyError(f"reference log-probabilities: {error}") from error
+        tokens = self._tokens
+        if isinstance(tokens, Rollout):
+            try:
+                whole = tokens.whole()
+            except RecordingLost as error:
+                raise PolicyError(f"reference log-probabilities: {error}") from error
+            tokens, self._bits = whole.tokens, np.packbits(whole.mask)
         client = session.sampler(self._path, self._halt)
         return client.compute_logprobs(model_input(shared(tokens)))
 

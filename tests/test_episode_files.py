@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from swegym_tutorial import episode_files, events
 from swegym_tutorial.attempt_json import dumps, rollout_to_json, verdict_to_json
 from swegym_tutorial.attempts import AttemptRunner, Identity
 from swegym_tutorial.batches import Batch, References
+from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.config import TrainingConfig
 from swegym_tutorial.episode_files import read_rollout, write_graded, write_ungraded
 from swegym_tutorial.events import EventReader, RunFolder, read_episode
@@ -26,6 +28,7 @@ from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.halt import Halt
 from swegym_tutorial.minibatch import Fate, Group, prepare_minibatch
 from swegym_tutorial.rollout import Ending, RecordingLost, Rollout, Turn
+from swegym_tutorial.sampler import Reference
 from swegym_tutorial.sandbox import CommandResult
 from swegym_tutorial.token_ids import model_input, shared
 
@@ -262,7 +265,7 @@ class Answers:
         self.asked: list[np.ndarray] = []
 
     def logprobs(self, tokens, answered):  # type: ignore[no-untyped-def]
-        self.asked.append(tokens() if callable(tokens) else tokens)
+        self.asked.append(tokens.whole().tokens if isinstance(tokens, Rollout) else tokens)
         answered()
         return f"answer {len(self.asked)}"
 
@@ -276,6 +279,53 @@ def test_references_are_asked_about_the_attempts_on_disk(folder: RunFolder) -> N
     references.ask(Group(3, "t", 0, (kept, short)))
     np.testing.assert_array_equal(reference.asked[0], made.tokens)
     np.testing.assert_array_equal(reference.asked[1], short.rollout.tokens)
+
+
+class Base:
+    """A line to a server that says -n / 8 of the n-th token when `said` is called, and forgets when told to."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[list[float | None]]] = []
+
+    def current(self) -> Base:
+        return self
+
+    def sampler(self, path: str, halt: Halt) -> Base:
+        return self
+
+    def compute_logprobs(self, prompt) -> Future[list[float | None]]:  # type: ignore[no-untyped-def]
+        self.asked = prompt.to_ints()
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def said(self) -> list[float | None]:
+        return [None, *(-n / 8 for n in range(1, len(self.asked)))]
+
+    def ask(self, what, call, halt):  # type: ignore[no-untyped-def]
+        future = call(self)
+        if not future.done():
+            future.set_result(self.said())
+        return future.result()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_of_an_attempt_the_reference_keeps_the_sampled_tokens_alone(folder: RunFolder, early: bool) -> None:
+    made, base = rollout(9001), Base()
+    kept = recorded(folder, made)
+    of_attempt = Reference(base, "base", kept, Halt())  # type: ignore[arg-type]
+    assert base.asked == made.tokens.tolist()
+    if early:  # before anybody waits for it
+        base.futures[0].set_result(base.said())
+        assert of_attempt._first is None and of_attempt._values is not None
+        assert of_attempt._values.nbytes == 4 * made.sampled_tokens
+    of_tokens = Reference(base, "base", made.tokens, Halt())  # type: ignore[arg-type]
+    whole = of_tokens.result()
+    assert whole.dtype == np.float32 and whole[0] == 0 and whole[8] == -1.0
+    for _ in range(2):
+        np.testing.assert_array_equal(of_attempt.result(), np.where(made.mask, whole, 0))
+    (place(folder) / "ungraded.npz").unlink()
+    with pytest.raises(PolicyError, match="the recording in"):
+        Reference(base, "base", kept, Halt()).result()  # type: ignore[arg-type]
 
 
 def test_an_attempt_that_cannot_be_read_back_is_lost_and_costs_its_group_nothing_else(

@@ -95,7 +95,7 @@ class Service:
             answered()
 
             def result():
-                return np.full((tokens() if callable(tokens) else tokens).shape, -2.0)
+                return np.full((tokens.whole().tokens if isinstance(tokens, Rollout) else tokens).shape, -2.0)
 
             return SimpleNamespace(result=result)
 

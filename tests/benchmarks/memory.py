@@ -218,7 +218,7 @@ def in_flight(args: argparse.Namespace) -> dict[str, float]:
         run.server.tell(keep=10**9)
         peak = Peak()
         episodes = all_in(parts)
-        assert all(e.rollout.sampled_tokens > TURNS * SAMPLED / 2 for e in episodes)
+        assert len(episodes) == count and {e.verdict.outcome for e in episodes} <= {*Outcome}
         told["finished and waiting"], told["finishing, peak"] = rss(), peak.stop()
         if args.again:
             run.server.tell(keep=args.tokens - 2 * SAMPLED)
@@ -231,7 +231,7 @@ def in_flight(args: argparse.Namespace) -> dict[str, float]:
 
 def minibatch(args: argparse.Namespace) -> dict[str, float]:
     """Eight groups of eight finished attempts on their way to the trainer, for one client."""
-    from swegym_tutorial.batches import Batch, ask_references
+    from swegym_tutorial import batches
     from swegym_tutorial.minibatch import Fate, prepare_minibatch
 
     with setting(args.tokens) as run:
@@ -242,18 +242,19 @@ def minibatch(args: argparse.Namespace) -> dict[str, float]:
         client = run.service.client(0)
         client.begin()
         told = {"64 finished attempts": rss()}
-        batch, peak = Batch(0.0), Peak()
-        reference = run.service.base_sampler()
+        batch, peak = batches.Batch(0.0), Peak()
+        base = run.service.base_sampler()
+        asked = batches.References(base, run.config, "train-job0", run.folder.log)
         for group in groups:
             batch.take(group, Fate.KEPT)
-            batch.references[group.number] = ask_references(reference, group, "train-job0", run.folder.log)
+            asked.ask(group)
+            batch.references[group.number] = asked.take(group)
         for each in batch.references.values():
             for answer in each:
                 answer.result()
         told["their references answered"], told["asking, peak"] = rss(), peak.stop()
         peak = Peak()
-        read = getattr(batch, "read_back", lambda place, log: batch.kept[place])
-        whole = [read(place, run.folder.log) for place in range(8)]
+        whole = [batch.read_back(place, run.folder.log) for place in range(8)]
         references = [[each.result() for each in batch.references[group.number]] for group in groups]
         data = prepare_minibatch(whole, references, 1e-4)
         del whole, references
