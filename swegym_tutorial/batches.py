@@ -5,6 +5,7 @@ Knows nothing of servers or sandboxes.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import threading
@@ -14,20 +15,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .calls import PolicyError
 from .config import TrainingConfig
 from .events import scan
 from .grading import Episode
-from .minibatch import Fate, Group, fate_of
+from .minibatch import Fate, Group, fate_of, prepare_minibatch
 from .policy import Update
 from .rollout import RecordingLost, Rollout
 from .sampler import PolicySampler, Reference
 from .tasks import Task
 
+if TYPE_CHECKING:
+    from tinker import types
+
 WORK = ("sampling", "tools", "grading")
+_PREPARING = threading.Lock()  # by one client after another: with its arrays a minibatch has half a gigabyte
 
 
 class NoLearningSignal(RuntimeError):
@@ -84,6 +90,20 @@ class Batch:
             self.kept.append(group)
         if fate is not Fate.FAILED:
             self.useless = self.useless + 1 if fate is Fate.UNIFORM else 0
+
+    def minibatch(self, places: Sequence[int], kl_coef: float, log: Callable[..., None]) -> list[types.Datum]:
+        """Return the minibatch of the kept groups at these places; it is empty where none of it can be read back.
+
+        Raises PolicyError, Stopped.
+        """
+        numbers = [self.kept[place].number for place in places]
+        for each in itertools.chain.from_iterable(self.references[number] for number in numbers):
+            with contextlib.suppress(PolicyError, RecordingLost):  # of a lost attempt; else it comes again
+                each.result()
+        with _PREPARING:
+            groups = [self.read_back(place, log) for place in places]
+            references = [[each.result() for each in self.references[number]] for number in numbers]
+            return prepare_minibatch(groups, references, kl_coef)
 
     def read_back(self, place: int, log: Callable[..., None]) -> Group:
         """Return the kept group at a place with its arrays, wherever they are; turns and patches are left out.

@@ -28,7 +28,7 @@ from .events import RunFolder
 from .grading import Episode
 from .halt import Halt, HoursOver, OutOfTime, Stopped
 from .intake import Intake
-from .minibatch import Fate, Group, fate_of, prepare_minibatch, split_evenly
+from .minibatch import Fate, Group, fate_of, split_evenly
 from .policy import CheckpointGone, PolicyClient, PolicyService, Update
 from .rollout import Rollout
 from .sampler import PolicySampler
@@ -171,10 +171,7 @@ class TrainingJob:
             yield from filter(None, [self._prepare(batch, places)])
 
     def _prepare(self, batch: Batch, places: list[int]) -> list[Any]:
-        """Return the minibatch of the kept groups at these places; it is empty where none of it can be read back."""
-        groups = [batch.read_back(place, self._folder.log) for place in places]
-        references = [[each.result() for each in batch.references[group.number]] for group in groups]
-        return prepare_minibatch(groups, references, self._config.kl_coef)
+        return batch.minibatch(places, self._config.kl_coef, self._folder.log)
 
     def _fill(self, batch: Batch, deadline: float, kept: int | None = None) -> None:
         """Take finished groups until the batch has so many kept ones; None: until it is full. Raises OutOfTime."""

@@ -232,7 +232,7 @@ def in_flight(args: argparse.Namespace) -> dict[str, float]:
 def minibatch(args: argparse.Namespace) -> dict[str, float]:
     """Eight groups of eight finished attempts on their way to the trainer, for one client."""
     from swegym_tutorial import batches
-    from swegym_tutorial.minibatch import Fate, prepare_minibatch
+    from swegym_tutorial.minibatch import Fate
 
     with setting(args.tokens) as run:
         run.server.tell(keep=10**9)
@@ -254,10 +254,7 @@ def minibatch(args: argparse.Namespace) -> dict[str, float]:
                 answer.result()
         told["their references answered"], told["asking, peak"] = rss(), peak.stop()
         peak = Peak()
-        whole = [batch.read_back(place, run.folder.log) for place in range(8)]
-        references = [[each.result() for each in batch.references[group.number]] for group in groups]
-        data = prepare_minibatch(whole, references, 1e-4)
-        del whole, references
+        data = batch.minibatch(range(8), 1e-4, run.folder.log)
         told["the minibatch prepared"] = rss()
         run.server.tell(keep=0)
         forward = client._trainer.forward_backward(data, "ppo")
