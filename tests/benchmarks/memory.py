@@ -1,12 +1,13 @@
 """The memory of a full run: attempts in flight, those that wait on disk, and a minibatch on its way to the trainer.
 
-    python tests/benchmarks/memory.py [--clients 8] [--attempts 64] [--tokens 131072]
+    python tests/benchmarks/memory.py [--clients 8] [--attempts 16] [--tokens 131072]
 
-Goal: under 1.5 GB with 8 clients x 64 attempts in flight at 131,072 tokens each, finished ones on disk. Real are the
-rollouts, the policy's client, the `tinker` SDK and the files; a server in a process of its own answers (sink.py).
-Simulated are the sandboxes, and the tokenizer where it encodes what they print: 2 turns of a prompt, 8,000 sampled tokens
-and some 180,000 characters of output, which become ids that are spread over 248,000. The server keeps the last request of
-each attempt until its memory was read. RSS is this process's own, in MB of 10^6 bytes.
+Goal: under 1.5 GB with 8 clients x 64 attempts in flight at 131,072 tokens each, finished ones on disk; all of them take
+three minutes, by `--attempts 64`. Real are the rollouts, the policy's client, the `tinker` SDK and the files; a server
+in a process of its own answers (sink.py). Simulated are the sandboxes, and the tokenizer where it encodes what they
+print: 2 turns of a prompt, 8,000 sampled tokens and some 180,000 characters of output, which become ids that are spread
+over 248,000. The server keeps the last request of each attempt until its memory was read. RSS is this process's own, in
+MB of 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--attempts", type=int, default=64, help="of each client, side by side")
+    parser.add_argument("--attempts", type=int, default=16, help="of each client, side by side")
     parser.add_argument("--tokens", type=int, default=131_072, help="of each attempt")
     parser.add_argument(
         "--again", action="store_true", help="also make all of them anew beside the finished ones"
