@@ -45,11 +45,18 @@ class Meter:
     def __init__(self, folders: tuple[Path, ...], limits: Limits) -> None:
         self._folders, self._limits = folders, limits
         self.disk_excess: str | None = None  # what the last look at the files found too much
+        self._found = 0, 0  # bytes and number of files at that look
+        self._most = limits.disk_mb << 20, limits.disk_mb * FILES_PER_MB
+        self._allowed = self._most  # to the command that runs
         self._unseen = 0.0  # seconds of commands since that look
         self.due = self._disk_due = 0.0
 
     def begin(self) -> None:
-        """A command starts now; sets `due`, the time (time.monotonic) of the first look."""
+        """A command starts now; sets `due`, the time (time.monotonic) of the first look.
+
+        Where there is too much on disk already, it ends for more than that alone, and so has the time to delete.
+        """
+        self._allowed = max(self._most[0], self._found[0]), max(self._most[1], self._found[1])
         self.due = self._disk_due = time.monotonic() + FIRST_LOOK
 
     def look(self, pid: int) -> str | None:
@@ -60,6 +67,8 @@ class Meter:
         self.due = now + max(MEMORY_EVERY, COST * (now - start))
         if excess is None and now >= self._disk_due:
             excess = self._look_at_disk()
+            if self._found[0] <= self._allowed[0] and self._found[1] <= self._allowed[1]:
+                excess = None
             after = time.monotonic()
             self._disk_due = after + max(DISK_EVERY, COST * (after - now))
         return excess
@@ -89,12 +98,12 @@ class Meter:
         for folder in self._folders:
             for used in disk_use(folder):
                 size, count = size + used, count + 1
-        files = self._limits.disk_mb * FILES_PER_MB
+        self._found = size, count
         self.disk_excess = None
-        if size > self._limits.disk_mb << 20:
+        if size > self._most[0]:
             self.disk_excess = f"files take {size >> 20} MB; the limit is {self._limits.disk_mb} MB"
-        elif count > files:
-            self.disk_excess = f"there are {count} files and folders; the limit is {files}"
+        elif count > self._most[1]:
+            self.disk_excess = f"there are {count} files and folders; the limit is {self._most[1]}"
         return self.disk_excess
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import swegym_tutorial
 from swegym_tutorial.sandbox import Sandbox, SandboxUnavailable, local, root
-from swegym_tutorial.sandbox.limits import descendants
+from swegym_tutorial.sandbox.limits import Limits, Meter, descendants
 from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.sandbox.root import leftovers, reap
 from swegym_tutorial.sandbox.view import hidden_folders, interpreter_folders, layers
@@ -316,8 +316,35 @@ def test_files_together_are_bounded(sandbox: Sandbox) -> None:
     )
     assert result.exit_code == 137 and "[killed: files take" in result.output
     assert sandbox.exec("echo more > more", timeout=60).exit_code != 0  # nothing grows any more
-    assert sandbox.exec("rm f*", timeout=60).exit_code == 0
+    slowly = "for f in f*; do rm $f; sleep 0.02; done"  # with looks at the files in between
+    assert sandbox.exec(slowly, timeout=60).exit_code == 0
     assert sandbox.exec("echo more > more; cat more", timeout=60).output == "more\n"
+
+
+def test_too_many_files_may_be_deleted_and_no_more_made(tmp_path: Path) -> None:
+    def fill(names: range) -> None:
+        for name in names:
+            (tmp_path / str(name)).write_bytes(b"x")
+
+    def looked() -> str | None:
+        meter.begin()
+        meter.look(os.getpid())
+        meter._disk_due = 0.0
+        return meter.look(os.getpid())
+
+    meter = Meter((tmp_path,), Limits(memory_mb=1 << 20, disk_mb=1, processes=1 << 20, cpu_seconds=0))
+    fill(range(101))
+    assert looked() == "there are 101 files and folders; the limit is 100"
+    assert looked() is None and meter.disk_excess  # a command that only deletes, slowly
+    meter.begin()
+    fill(range(101, 103))
+    meter._disk_due = 0.0
+    assert meter.look(os.getpid()) == "there are 103 files and folders; the limit is 100"
+    for name in range(50, 103):
+        (tmp_path / str(name)).unlink()
+    assert looked() is None and meter.disk_excess is None
+    fill(range(50, 101))
+    assert looked() == "there are 101 files and folders; the limit is 100"
 
 
 def test_files_of_many_short_commands_are_bounded(sandbox: Sandbox) -> None:
