@@ -263,9 +263,8 @@ def generate_rollout(
             if not shown:
                 ending = Ending.FINAL
                 break
-            ended = sample.tokens[-1] in chat.stop_tokens
-            del sample  # not to be kept while the next is waited for
-            tokens = tokens + shared(chat.observations(shown, stopped=ended))
+            tokens = tokens + shared(chat.observations(shown, stopped=sample.tokens[-1] in chat.stop_tokens))
+            del sample, shown  # not to be kept while the next turn is waited for
         patch = _patch_of(sandbox, task, sandboxes, config.patch_bytes)
     return Rollout(
         task.instance_id, *_arrays(tokens, sampled), tuple(turns), ending, patch, time.monotonic() - began
