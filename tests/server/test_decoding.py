@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -305,3 +306,16 @@ def test_another_adapter_under_the_same_name_forgets_what_was_read(base: BaseMod
         (alone,) = run(base, SampleJob(prompt_of(9), 5, seed=1, stop_tokens=NO_STOP), adapter=adapter)
         assert isinstance(answers[0], Samples)
         assert np.abs(answers[0].sequences[0].logprobs - alone.sequences[0].logprobs).max() < 1e-4
+
+
+def test_a_version_that_was_long_in_changing_is_sampled_from_for_longer(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a large model would do little but take on the weights of one version after the other."""
+    decoder, answers = decoder_of(base), list[Samples | Exception]()
+    decoder.add(SampleJob(prompt_of(4), 4, stop_tokens=NO_STOP), answers.append)
+    decoder.work(0)
+    assert not answers  # one step
+    monkeypatch.setattr(base.sampling, "activate", lambda adapter: time.sleep(1))
+    decoder.work(0)
+    assert len(answers) == 1
