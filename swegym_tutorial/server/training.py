@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from .losses import LossInputs, clipped_tokens, token_losses
 from .records import ALPHA, AdamStep, Datum, LoraSpec, LossName, TrainBatch, Trained, UserError
 
-MICRO_BATCH_TOKENS = {"cpu": 1024, "cuda": 16384}  # padded tokens that go through the model at once,
+MICRO_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}  # padded tokens that go through the model at once,
 MICRO_BATCH_LOGITS = 2**27  # and the logits that they may make
 _KINDS = ("train_attn", "train_mlp", "train_unembed")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
