@@ -347,6 +347,43 @@ def test_too_many_files_may_be_deleted_and_no_more_made(tmp_path: Path) -> None:
     assert looked() == "there are 101 files and folders; the limit is 100"
 
 
+def test_what_is_allowed_beyond_the_limit_only_falls(tmp_path: Path) -> None:
+    """Not a little more with each command that was too short for a look."""
+
+    def files(count: int) -> None:
+        for number in range(max(count, len(list(tmp_path.iterdir())))):
+            file = tmp_path / str(number)
+            file.touch() if number < count else file.unlink(missing_ok=True)
+
+    def ended(*counts: int) -> list[bool]:
+        """Whether each look at a command ends it, with so many files there at each."""
+        meter.begin()
+        looks = []
+        for count in counts:
+            files(count)
+            meter._disk_due = 0.0
+            looks.append(meter.look(os.getpid()) is not None)
+        meter.end(0.3)
+        return looks
+
+    meter = Meter((tmp_path,), Limits(memory_mb=1 << 20, disk_mb=1, processes=1 << 20, cpu_seconds=0))
+    assert ended(160) == [True]
+    assert ended(160, 160) == [False, False]  # it may go on where nothing grows
+    for short in range(240, 481, 80):
+        meter.begin()
+        files(short)
+        assert meter.look(os.getpid()) is None  # no look at the disk is due
+        assert meter.end(0.3) == f"there are {short} files and folders; the limit is 100"
+        assert ended(short) == [True]  # though this one made none
+    assert ended(400, 300, 200, 200) == [False, False, False, True]  # it deletes, and then no more
+    assert ended(150, 130, 150) == [False, False, False]  # never beyond what was first there
+    assert ended(140, 120) == [False, False]
+    assert ended(121) == [True]
+    assert ended(90) == [False] and meter.disk_excess is None
+    assert ended(160) == [True]
+    assert ended(160) == [False]
+
+
 def test_files_of_many_short_commands_are_bounded(sandbox: Sandbox) -> None:
     for number in range(200):
         result = sandbox.exec(f"head -c 1000000 /dev/zero > f{number}", timeout=60)
