@@ -26,7 +26,7 @@ PREFILL_TOKENS = 8192  # padded prompt tokens read at once,
 PREFILL_LOGITS = 2**27  # and the logits that they may make, where prompts are scored
 
 
-@dataclass
+@dataclass(eq=False)
 class _Request:
     job: SampleJob
     done: Callable[[Samples | Exception], None]
@@ -67,6 +67,7 @@ class Decoder:
         self._merged = BASE
         self._prefixes = Prefixes()
         self._waiting: deque[_Request] = deque()
+        self._taken: set[_Request] = set()  # no longer waiting, and not yet answered
         self._rows: list[_Row] = []
         self._cache = RowCache()
         self._last = torch.empty(0)  # each row's logits of its next token, float32 (rows, vocabulary)
@@ -80,10 +81,9 @@ class Decoder:
 
     def fail(self, error: Exception) -> None:
         """Answer all requests, also those that wait, with an error."""
-        requests = {id(row.request): row.request for row in self._rows}
         self._keep([])
-        for request in requests.values():
-            request.done(error)
+        while self._taken:
+            self._taken.pop().done(error)
         while self._waiting:
             self._waiting.popleft().done(error)
 
@@ -127,6 +127,7 @@ class Decoder:
             if requests and (len(requests) + 1) * width > budget:
                 break
             requests.append(self._waiting.popleft())
+            self._taken.add(requests[-1])
         if requests:
             self._prefill(requests, scored)
         return bool(requests)
@@ -210,7 +211,7 @@ class Decoder:
             order = self._keep(keep)
             chosen = chosen[order]
         for row, _, stopped in finished:
-            _finish(row, stopped)
+            self._finish(row, stopped)
         if self._rows:
             self._cache.extend()
             self._last = self._forward(chosen[:, None], 1)[:, -1]
@@ -240,14 +241,14 @@ class Decoder:
         text = self._tokenizer().decode(row.tokens[-longest:], skip_special_tokens=False)
         return any(string in text for string in strings)
 
-
-def _finish(row: _Row, stopped: bool) -> None:
-    """Hand a row's sequence to its request, and answer the request when it was the last."""
-    request = row.request
-    request.sequences[row.number] = SampledSequence(
-        np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32), stopped
-    )
-    sequences = [sequence for sequence in request.sequences if sequence is not None]
-    if len(sequences) == request.job.num_samples:
-        scores = request.scores
-        request.done(Samples(sequences, scores.prompt_logprobs, scores.topk_ids, scores.topk_logprobs))
+    def _finish(self, row: _Row, stopped: bool) -> None:
+        """Hand a row's sequence to its request, and answer the request when it was the last."""
+        request = row.request
+        request.sequences[row.number] = SampledSequence(
+            np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32), stopped
+        )
+        sequences = [sequence for sequence in request.sequences if sequence is not None]
+        if len(sequences) == request.job.num_samples:
+            scores = request.scores
+            self._taken.remove(request)
+            request.done(Samples(sequences, scores.prompt_logprobs, scores.topk_ids, scores.topk_logprobs))

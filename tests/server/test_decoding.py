@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,6 +257,39 @@ def test_outputs_that_are_not_finite_fail_the_request(base: BaseModel) -> None:
         decoder.work(1)
     decoder.fail(raised.value)
     assert answers == [raised.value] and not decoder.busy
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["sampling.SamplingModel.forward", "decoding.score", "cache.RowCache.open", "cache.RowCache.copy"],
+)
+def test_where_a_prompt_cannot_be_read_all_are_told_and_none_is_left(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fault(*given: Any) -> None:
+        raise error
+
+    error = MemoryError("no room")
+    job = SampleJob(prompt_of(9), 5, num_samples=3, seed=1, stop_tokens=NO_STOP, prompt_logprobs=True)
+    decoder, under_way = decoder_of(base), list[Samples | Exception]()
+    decoder.add(SampleJob(prompt_of(4), 30, stop_tokens=NO_STOP), under_way.append)
+    decoder.work(0)
+    told: list[Samples | Exception] = []
+    for _ in range(2):
+        decoder.add(job, told.append)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError) as raised:
+        patch.setattr(f"swegym_tutorial.server.{where}", fault)
+        decoder.work(1)
+    decoder.fail(raised.value)
+    assert under_way == [error] and told == [error, error] and not decoder.busy
+    decoder.add(job, told.append)
+    while decoder.busy:
+        decoder.work(1)
+    (alone,), after = run(base, job), told[-1]
+    assert isinstance(after, Samples)
+    for one, other in zip(after.sequences, alone.sequences, strict=True):
+        assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.logprobs, other.logprobs)
+    assert np.array_equal(after.prompt_logprobs[1:], alone.prompt_logprobs[1:])
 
 
 def test_turns_that_go_on_from_earlier_ones_are_answered_as_if_they_were_new(base: BaseModel) -> None:
