@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .episode_files import is_left_over
+
 BLOCK = 4096  # bytes: a file takes whole blocks of the disk
 FOLDERS = 2 * BLOCK  # bytes that an attempt's folder and the one in it take
 KEPT = 0.9  # of the limit is left when attempts were deleted, so that it isn't done for each attempt
@@ -152,19 +154,8 @@ class EpisodeDisk:
 
     def _there(self) -> Iterator[tuple[str, int, int]]:
         """Yield each attempt's folder, its bytes and when it was last written to, in ns."""
-        for phase in _folders(self._root):
-            if phase.name.startswith("."):  # what an earlier part was about to delete when it ended
-                shutil.rmtree(phase.path, ignore_errors=True)
-                continue
-            for job in _folders(phase.path):
-                for attempt in _folders(job.path):
-                    if self._closed:
-                        return
-                    try:
-                        ended = attempt.stat(follow_symlinks=False).st_mtime_ns
-                    except OSError:
-                        continue
-                    yield f"{phase.name}/{job.name}/{attempt.name}", FOLDERS + _size(attempt.path), ended
+        for name, path, ended in _earlier(self._root, lambda: self._closed):
+            yield name, FOLDERS + _size(path), ended
 
     def _choose(self) -> list[tuple[str, int]]:
         """Take the oldest finished attempts out of the account, until what is left is well below the limit."""
@@ -207,6 +198,59 @@ class EpisodeDisk:
                 self._log("episodes_deleted", count=count, bytes=freed)
             if trouble:
                 self._log("note", text=f"some recorded attempts could not be deleted: {trouble}")
+
+
+class Cleaner:
+    """Removes in the background what earlier parts of the run left, where no limit has the attempts counted."""
+
+    def __init__(self, episodes: Path) -> None:
+        self._root = episodes
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._closed.clear()
+        self._thread = threading.Thread(target=self._work, name="episode-disk", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        for _ in _earlier(self._root, self._closed.is_set):
+            pass
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End it, after the attempt that it is at."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+
+def _earlier(root: Path, closed: Callable[[], bool]) -> Iterator[tuple[str, str, int]]:
+    """Yield the attempts' folders: name below the root, path, and when it was last written to, in ns.
+
+    Removes what a killed process was writing into one, and what it was about to delete.
+    """
+    for phase in _folders(root):
+        if phase.name.startswith("."):  # what an earlier part was about to delete when it ended
+            shutil.rmtree(phase.path, ignore_errors=True)
+            continue
+        for job in _folders(phase.path):
+            for attempt in _folders(job.path):
+                if closed():
+                    return
+                try:
+                    ended = attempt.stat(follow_symlinks=False).st_mtime_ns
+                    _remove_left_over(attempt.path)
+                except OSError:
+                    continue
+                yield f"{phase.name}/{job.name}/{attempt.name}", attempt.path, ended
+
+
+def _remove_left_over(path: str) -> None:
+    with os.scandir(path) as entries:
+        parts = [each for each in entries if is_left_over(each.name)]
+    for part in parts:
+        with contextlib.suppress(OSError):  # of somebody else's, say: it takes room, and does no harm
+            os.unlink(part.path)
 
 
 def _is_evaluation(name: str) -> bool:

@@ -8,13 +8,13 @@ Knows nothing of runs and their logs.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
 import os
-import shutil
+import secrets
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,17 @@ UNGRADED, GRADED = "ungraded.npz", "trajectory.npz"
 # The graded one again, as it takes the other's place: whoever comes between the two finds it then.
 NAMES = (GRADED, UNGRADED, GRADED, "trajectory.json.gz", "ungraded.json.gz")
 ARRAYS = {"tokens": np.int32, "mask": np.bool_, "logprobs": np.float32}
+PARTS = (".trajectory.", ".ungraded.")  # how files are named until they are whole
+OURS = secrets.token_hex(4)  # ends those of this process
 LEVEL = 4  # of compression: tests/benchmarks/trajectories.py tells what others would take
 
 
 def write_ungraded(folder: Path, rollout: Rollout) -> int:
-    """Write an attempt as it stands before grading, in the place of an earlier one; returns the file's bytes."""
-    size = _write(folder / UNGRADED, _members(rollout))
+    """Write an attempt as it stands before grading, in the place of an earlier one; returns the file's bytes.
+
+    It is not compressed, as it is read soon and stays for as long as the grading takes.
+    """
+    size = _write(folder / UNGRADED, _members(rollout), zipfile.ZIP_STORED)
     for name in NAMES[2:]:
         (folder / name).unlink(missing_ok=True)
     return size
@@ -43,22 +48,22 @@ def write_ungraded(folder: Path, rollout: Rollout) -> int:
 def write_graded(folder: Path, rollout: Rollout, verdict: Verdict) -> tuple[int, int]:
     """Put the attempt with its verdict in the place of the ungraded one; returns its bytes, and those it freed.
 
-    What was compressed is copied. Raises RecordingLost where it is nowhere: neither in memory nor readable.
+    It is written from memory, whatever became of the file. Raises RecordingLost where it is not there, nor readable.
     """
     told = {"verdict": _text(verdict_to_json(verdict))}
-    ungraded, part = folder / UNGRADED, folder / f".{GRADED}"
-    freed = 0
+    size = _write(folder / GRADED, _members(rollout.whole()) | told, zipfile.ZIP_DEFLATED)
+    ungraded = folder / UNGRADED
     try:
-        freed = shutil.copyfile(ungraded, part).stat().st_size
-        with zipfile.ZipFile(part, "a") as file:
-            if "attempt.npy" not in file.namelist():  # where nothing is readable, a new archive would begin
-                raise zipfile.BadZipFile
-            _add(file, told)
-        part.replace(folder / GRADED)  # so that a reader of a live run never sees half of it
-    except (FileNotFoundError, zipfile.BadZipFile):
-        _write(folder / GRADED, _members(rollout.whole()) | told)
-    ungraded.unlink(missing_ok=True)
-    return (folder / GRADED).stat().st_size, freed
+        freed = ungraded.stat().st_size
+        ungraded.unlink()
+    except FileNotFoundError:
+        freed = 0
+    return size, freed
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file of this name in an attempt's folder is what a process was writing when it was killed."""
+    return name.startswith(PARTS) and not name.endswith(f".{OURS}")
 
 
 def _members(rollout: Rollout) -> dict[str, np.ndarray]:
@@ -70,28 +75,31 @@ def _text(value: Any) -> np.ndarray:
     return np.frombuffer(dumps(value).encode("utf-8", "backslashreplace"), np.uint8)
 
 
-def _write(path: Path, members: Mapping[str, np.ndarray]) -> int:
-    part = path.with_name(f".{path.name}")
-    with zipfile.ZipFile(part, "w") as file:
-        _add(file, members)
-    size = part.stat().st_size
-    part.replace(path)
+def _write(path: Path, members: Mapping[str, np.ndarray], compression: int) -> int:
+    """Write a file so that a reader of a live run never sees half of it; returns its bytes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for name, array in members.items():
+            data = io.BytesIO()
+            np.lib.format.write_array(data, array, allow_pickle=False)
+            # A ZipInfo has no time of its own: the same attempt gives the same bytes.
+            file.writestr(zipfile.ZipInfo(f"{name}.npy"), data.getbuffer(), compression, LEVEL)
+    part = path.with_name(f".{path.name}.{OURS}")
+    try:
+        size = part.write_bytes(packed.getbuffer())
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
     return size
-
-
-def _add(file: zipfile.ZipFile, members: Mapping[str, np.ndarray]) -> None:
-    for name, array in members.items():
-        data = io.BytesIO()
-        np.lib.format.write_array(data, array, allow_pickle=False)
-        # A ZipInfo has no time of its own: the same attempt gives the same bytes.
-        file.writestr(zipfile.ZipInfo(f"{name}.npy"), data.getbuffer(), zipfile.ZIP_DEFLATED, LEVEL)
 
 
 def read_episode(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return an attempt as it was saved: its trajectory with the verdict, or without one where it was not graded.
 
     `tokens`, `mask` and `logprobs` are plain lists. Raises FileNotFoundError where the folder holds neither, OSError,
-    and ValueError, EOFError or LookupError where a file is damaged.
+    and ValueError or EOFError where a file is damaged.
     """
     saved = _read(Path(folder))
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in saved.items()}
@@ -124,7 +132,9 @@ def _unpacked(data: bytes) -> dict[str, Any]:
             if wrong := [name for name, kind in ARRAYS.items() if saved[name].dtype != kind]:
                 raise ValueError(f"{wrong[0]} is of type {saved[wrong[0]].dtype}")
             return saved
-    except (zipfile.BadZipFile, zlib.error, TypeError, RuntimeError, MemoryError) as error:
+    except (
+        Exception
+    ) as error:  # numpy, zipfile, zlib, struct, json: what they raise of damage is told nowhere
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
@@ -139,15 +149,7 @@ class Recording:
         """Raises RecordingLost where it cannot be read: deleted by hand, damaged, or on a disk that fails."""
         try:
             return read_rollout(self._folder)
-        except (
-            OSError,
-            EOFError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
+        except Exception as error:  # whatever is written there
             why = f"{type(error).__name__}: {error}"
             raise RecordingLost(
                 f"the recording in {self._folder} cannot be read back: {why}", self._key

@@ -15,10 +15,12 @@ Knows nothing of how the records come about.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import weakref
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .attempt_json import dumps, verdict_to_json
-from .episode_disk import EpisodeDisk
+from .episode_disk import Cleaner, EpisodeDisk
 from .episode_files import Recording, write_graded, write_ungraded
 from .episode_files import read_episode as read_episode  # with the other readers
 from .grading import Verdict
@@ -67,9 +69,9 @@ class RunFolder:
         self.events = self.path / "events.jsonl"
         self._lock = threading.Lock()
         self._file: Any = None
-        self._disk: EpisodeDisk | None = None
-        if episodes_gb is not None:
-            self._disk = EpisodeDisk(self.path / "episodes", episodes_gb * 1e9, self.log)
+        episodes = self.path / "episodes"
+        self._disk = EpisodeDisk(episodes, episodes_gb * 1e9, self.log) if episodes_gb is not None else None
+        self._background = self._disk or Cleaner(episodes)
 
     def used(self) -> bool:
         """Whether it holds anything; what a process leaves that is killed while it begins is nothing."""
@@ -99,8 +101,7 @@ class RunFolder:
         self._file = file
         for part in self.path.glob(".*.json.*"):  # what a process wrote when it was killed
             part.unlink(missing_ok=True)
-        if self._disk is not None:
-            self._disk.start()
+        self._background.start()
 
     def written(self) -> bool:
         """Whether a process writes to the folder now; True also where the file system has no locks."""
@@ -131,8 +132,7 @@ class RunFolder:
         self._torn = False
 
     def close(self) -> None:
-        if self._disk is not None:
-            self._disk.close()
+        self._background.close()
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -150,7 +150,11 @@ class RunFolder:
         return self.path / "episodes" / phase / job / f"g{group:06d}-a{attempt}"
 
     def save_rollout(self, folder: Path, rollout: Rollout) -> None:
-        """Write an attempt as it stands before grading."""
+        """Write an attempt as it stands before grading. Raises OSError."""
+        with _told(folder):
+            self._save_rollout(folder, rollout)
+
+    def _save_rollout(self, folder: Path, rollout: Rollout) -> None:
         if self._disk is not None:
             self._disk.begin(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +164,20 @@ class RunFolder:
             self._disk.wrote(folder, size, len(rollout.patch))
 
     def save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
-        """Write an attempt with its verdict, and what the tests said. Raises RecordingLost, OSError."""
+        """Write an attempt with its verdict, and what the tests said. Raises RecordingLost, OSError.
+
+        What was deleted of its folder meanwhile, or stands in a file's place, is made up for.
+        """
+        rollout = rollout.whole()
+        with _told(folder):
+            try:
+                self._save_episode(folder, rollout, verdict)
+            except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
+                shutil.rmtree(folder, ignore_errors=True)
+                self._save_rollout(folder, rollout)
+                self._save_episode(folder, rollout, verdict)
+
+    def _save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
         report = (dumps(verdict_to_json(verdict)) + "\n").encode("utf-8", "backslashreplace")
         output = verdict.log.encode("utf-8", "backslashreplace")
         size, freed = write_graded(folder, rollout, verdict)
@@ -183,6 +200,16 @@ class RunFolder:
             self._disk.hold(folder)
             weakref.finalize(recording, self._disk.release, folder).atexit = False
         return replace(rollout.bare(), patch=rollout.patch, read=recording)
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Tell of a disk that takes no attempt what was to be written, and what to do: the run ends with it."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error}: the attempt in {folder} cannot be recorded, so the run ends"
+        raise OSError(error.errno, f"{why}; see to its disk and folder, then resume the run") from error
 
 
 def _lock(file: Any) -> None:
