@@ -126,7 +126,8 @@ class TrainingJob:
         rollouts = Workers(config.rollout_workers, f"{self.name}-rollout")
         graders = Workers(config.grading_workers, f"{self.name}-grading")
         producer = Workers(1, f"{self.name}-producer")
-        self._pools = [producer, rollouts, graders]
+        self._asker = Workers(1, f"{self.name}-references")
+        self._pools = [producer, rollouts, graders, self._asker]
         self._intake.queued = rollouts.waiting
         waiting = threading.BoundedSemaphore(config.grading_queue_size)
         producer.submit(lambda: self._guard(self._produce, phase, rollouts, graders, waiting))
@@ -136,7 +137,7 @@ class TrainingJob:
 
         Raises OutOfTime, Stopped and the like before the batch is full: what of it was trained on is then dropped.
         """
-        batch = Batch(began=time.monotonic())
+        batch = Batch(time.monotonic(), self._config.min_group_size)
         self._intake.last = step + 1 == self._config.steps
         name = f"{phase}-{self.name}-step{step:05d}"
         try:
@@ -165,7 +166,7 @@ class TrainingJob:
         self._fill(batch, deadline)
         if batch.filled is None:
             batch.filled = time.monotonic()
-            numbers = [group.number for group in batch.kept]
+            numbers = [group.number for group in batch.trained()]
             self._folder.log("training_start", job=self.name, step=step, groups=numbers)
         for places in split_evenly(range(known, len(batch.kept)), config.minibatch_groups):
             yield from filter(None, [self._prepare(batch, places)])
@@ -206,8 +207,7 @@ class TrainingJob:
                 intake.change.wait(0.2)
 
     def _note(self, batch: Batch, group: Group, fate: Fate) -> None:
-        batch.take(group, fate)
-        batch.references[group.number] = self._references.take(group)
+        batch.take(group, fate, self._references.take(group, fate))
         self._folder.log(
             "group_failed" if fate is Fate.FAILED else "group",
             job=self.name,
@@ -343,5 +343,7 @@ class TrainingJob:
 
     def _finish(self, assembly: Assembly, attempt: int, episode: Episode | None) -> None:
         if (group := assembly.put(attempt, episode)) is not None:
-            self._references.ask(group)
+            number = group.number
+            self._references.expect(group)
             self._intake.completed(group)
+            self._asker.submit(lambda: self._guard(self._references.ask, number))

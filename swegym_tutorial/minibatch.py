@@ -108,7 +108,8 @@ def prepare_minibatch(
     """Return one Datum an episode: inputs tokens[:-1]; targets, logprobs and advantages shifted by one.
 
     references: for each group and episode the base model's log-probability of every token, shape (tokens,);
-    needed where kl_coef > 0. Raises ValueError where it is missing or its shape is wrong, RecordingLost.
+    needed where kl_coef > 0. Raises ValueError where it is missing or its shape is wrong; RecordingLost where an
+    attempt is on disk alone and cannot be read back, which a `Batch` does before, losing it.
     """
     if kl_coef and references is None:
         raise ValueError("kl_coef > 0 needs the reference log-probabilities of every episode")

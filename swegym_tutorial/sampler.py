@@ -56,17 +56,28 @@ class PolicySampler:
             raise PolicyError("sampling: the server did not send a finite log-probability for each token")
         return Sample(tokens, logprobs, stopped=sequence.stop_reason == "stop")
 
-    def logprobs(self, tokens: np.ndarray | Rollout, answered: Callable[[], None] | None = None) -> Reference:
-        """Ask for every token's log-probability under this policy; the answer's `result` waits for it.
+    def logprobs(self, tokens: np.ndarray | Rollout) -> Reference:
+        """Ask for every token's log-probability under this policy; the answer's `result` waits for it. As `reference`.
+
+        Raises Stopped.
+        """
+        made = self.reference(tokens)
+        made.begin()
+        return made
+
+    def reference(
+        self, tokens: np.ndarray | Rollout, settled: Callable[[], None] = lambda: None
+    ) -> Reference:
+        """Return what asks for every token's log-probability under this policy; it has asked nothing yet.
 
         tokens: integers of shape (tokens,); or an attempt, of which only the sampled tokens' are kept.
-        answered: called when the first try's answer is there, from another thread.
+        settled: called once, from any thread, when the answer is there, or can't be had as the attempt is lost.
         """
-        return Reference(self._line, self.path, tokens, self._halt, answered)
+        return Reference(self._line, self.path, tokens, self._halt, settled)
 
 
 class Reference:
-    """Log-probabilities that were asked for, and are asked for again where the answer is lost."""
+    """Log-probabilities that are asked for again where the answer is lost. Safe for many threads."""
 
     def __init__(
         self,
@@ -74,27 +85,45 @@ class Reference:
         path: str,
         tokens: np.ndarray | Rollout,
         halt: threading.Event,
-        answered: Callable[[], None] | None = None,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._line, self._path, self._tokens, self._halt = line, path, tokens, halt
+        self._settled: Callable[[], None] | None = settled
         self._lock = threading.Lock()
         self._bits: np.ndarray | None = None  # the attempt's mask, eight tokens a byte
         self._values: np.ndarray | None = None  # where it is set, or all of them
         self._first: Any = None
-        with contextlib.suppress(PolicyError):  # `result` asks again
-            self._first = first = self._ask(line.current())
+
+    def begin(self) -> None:
+        """Ask now, unless it was asked already; where that fails, `result` asks again. Raises Stopped.
+
+        It may wait for a server that is down; `result` does not wait for it meanwhile, but asks itself.
+        """
+        with contextlib.suppress(PolicyError, RecordingLost):
+            session = self._line.current()
+            session.sampler(self._path, self._halt)  # waits without the lock; then it is known
+            if not self._lock.acquire(blocking=False):  # `result` asks
+                return
+            try:
+                if self._first is not None or self._values is not None:
+                    return
+                self._first = first = self._ask(session)
+            finally:
+                self._lock.release()
             when_done(first, self._compact)
-            if answered is not None:
-                when_done(first, answered)
 
     def result(self) -> np.ndarray:
-        """Return float32 of shape (tokens,), 0 for the first, which has none. Raises PolicyError, Stopped.
+        """Return float32 of shape (tokens,), 0 for the first, which has none; of an attempt, 0 for all not sampled.
 
-        Of an attempt it is 0 where the token was not sampled.
+        Raises PolicyError; RecordingLost where an attempt must be read to be asked about, and cannot; Stopped.
         """
         with self._lock:
             if self._values is None:
-                self._keep(self._line.ask("reference log-probabilities", self._answer, self._halt))
+                try:
+                    self._keep(self._line.ask("reference log-probabilities", self._answer, self._halt))
+                except RecordingLost:
+                    self._settle()
+                    raise
             assert self._values is not None
             if self._bits is None:
                 return self._values
@@ -119,6 +148,12 @@ class Reference:
         if self._bits is not None:
             values = values[np.unpackbits(self._bits, count=self._count).astype(bool)]
         self._values = values
+        self._settle()
+
+    def _settle(self) -> None:
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled()
 
     def _answer(self, session: Session) -> Any:
         asked, self._first = self._first, None
@@ -127,10 +162,7 @@ class Reference:
     def _ask(self, session: Session) -> Any:
         tokens = self._tokens
         if isinstance(tokens, Rollout):
-            try:
-                whole = tokens.whole()
-            except RecordingLost as error:
-                raise PolicyError(f"reference log-probabilities: {error}") from error
+            whole = tokens.whole()
             tokens, self._bits = whole.tokens, np.packbits(whole.mask)
         client = session.sampler(self._path, self._halt)
         return client.compute_logprobs(model_input(shared(tokens)))

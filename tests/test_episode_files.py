@@ -400,10 +400,12 @@ class Answers:
     def __init__(self) -> None:
         self.asked: list[np.ndarray] = []
 
-    def logprobs(self, tokens, answered):  # type: ignore[no-untyped-def]
-        self.asked.append(tokens.whole().tokens if isinstance(tokens, Rollout) else tokens)
-        answered()
-        return f"answer {len(self.asked)}"
+    def reference(self, tokens, settled):  # type: ignore[no-untyped-def]
+        def begin() -> None:
+            self.asked.append(tokens.whole().tokens if isinstance(tokens, Rollout) else tokens)
+            settled()
+
+        return SimpleNamespace(begin=begin)
 
 
 def test_references_are_asked_about_the_attempts_on_disk(folder: RunFolder) -> None:
@@ -412,7 +414,8 @@ def test_references_are_asked_about_the_attempts_on_disk(folder: RunFolder) -> N
     short = Episode(rollout(10, seed=1), Verdict(Outcome.UNRESOLVED))
     reference = Answers()
     references = References(reference, TrainingConfig.laptop(), "train-job0", folder.log)  # type: ignore[arg-type]
-    references.ask(Group(3, "t", 0, (kept, short)))
+    references.expect(Group(3, "t", 0, (kept, short)))
+    references.ask(3)
     np.testing.assert_array_equal(reference.asked[0], made.tokens)
     np.testing.assert_array_equal(reference.asked[1], short.rollout.tokens)
 
@@ -449,6 +452,7 @@ def test_of_an_attempt_the_reference_keeps_the_sampled_tokens_alone(folder: RunF
     made, base = rollout(9001), Base()
     kept = recorded(folder, made)
     of_attempt = Reference(base, "base", kept, Halt())  # type: ignore[arg-type]
+    of_attempt.begin()
     assert base.asked == made.tokens.tolist()
     if early:  # before anybody waits for it
         base.futures[0].set_result(base.said())
@@ -460,7 +464,7 @@ def test_of_an_attempt_the_reference_keeps_the_sampled_tokens_alone(folder: RunF
     for _ in range(2):
         np.testing.assert_array_equal(of_attempt.result(), np.where(made.mask, whole, 0))
     (place(folder) / "ungraded.npz").unlink()
-    with pytest.raises(PolicyError, match="the recording in"):
+    with pytest.raises(RecordingLost, match="the recording in"):
         Reference(base, "base", kept, Halt()).result()  # type: ignore[arg-type]
 
 

@@ -247,9 +247,9 @@ def minibatch(args: argparse.Namespace) -> dict[str, float]:
         base = run.service.base_sampler()
         asked = batches.References(base, run.config, "train-job0", run.folder.log)
         for group in groups:
-            batch.take(group, Fate.KEPT)
-            asked.ask(group)
-            batch.references[group.number] = asked.take(group)
+            asked.expect(group)
+            asked.ask(group.number)
+            batch.take(group, Fate.KEPT, asked.take(group, Fate.KEPT))
         for each in batch.references.values():
             for answer in each:
                 answer.result()
