@@ -134,7 +134,7 @@ class AttemptRunner:
     ) -> Episode | None:
         """Return the graded attempt, or None where infrastructure faults took it. Raises as rollout().
 
-        Of one that is on disk alone neither the patch nor what the tests told is kept.
+        Neither the patch nor what the tests told is kept: it is on disk, and nobody asks for it here.
         """
         key = asdict(identity)
         self._folder.log("grading_start", **key)
@@ -160,9 +160,7 @@ class AttemptRunner:
             shared_verdict=verdict.shared,
             sampled_tokens=rollout.sampled_tokens,
         )
-        if rollout.read is not None:
-            rollout, verdict = replace(rollout, patch=b""), replace(verdict, tests={}, log="")
-        return Episode(rollout, verdict)
+        return Episode(replace(rollout, patch=b""), replace(verdict, tests={}, log=""))
 
     def _where(self, identity: Identity) -> Any:
         return self._folder.episode(identity.phase, identity.job, identity.group, identity.attempt)
@@ -223,6 +221,7 @@ class Workers:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # and what it holds, not to be kept while the next is waited for
 
     def close(self) -> None:
         """Drop what is queued, and have the threads end with what they do; returns at once."""

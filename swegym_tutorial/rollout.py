@@ -101,16 +101,15 @@ class Rollout:
         return self if self.read is None else self.read()
 
     def bare(self) -> Rollout:
-        """Return it without its tokens, texts, outputs and patch: what is counted is left."""
+        """Return it without its tokens, texts, outputs and patch: what was counted of its turns is left."""
         arrays = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
         turns = (replace(turn, text="", commands=(), results=(), errors=()) for turn in self.turns)
         return Rollout(self.task_id, *arrays, tuple(turns), self.ending, b"", self.seconds)
 
     @property
     def sampled_tokens(self) -> int:
-        if self.read is None:
-            return int(self.mask.sum())
-        return sum(turn.sampled_tokens for turn in self.turns)
+        """Of its turns; of its mask where it has none, as one made by hand."""
+        return sum(turn.sampled_tokens for turn in self.turns) if self.turns else int(self.mask.sum())
 
     @property
     def sampling_seconds(self) -> float:
