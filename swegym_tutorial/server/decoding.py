@@ -22,8 +22,7 @@ from .sampling import BASE, Adapter, SamplingModel, choose, score
 
 MAX_ROWS = 64  # sequences decoded at once,
 MAX_TOKENS = 2**17  # and the tokens that their cache may hold
-PREFILL_TOKENS = 8192  # padded prompt tokens read at once,
-PREFILL_LOGITS = 2**27  # and the logits that they may make, where prompts are scored
+PREFILL_TOKENS = 8192  # padded prompt tokens read at once
 
 
 @dataclass(eq=False)
@@ -110,9 +109,11 @@ class Decoder:
                 return
 
     def _admit(self) -> bool:
-        """Read the prompts of requests that wait, as many as fit, and add their rows. False where none fits."""
+        """Read the prompts of requests that wait, as many as fit, and add their rows. False where that's all for now.
+
+        A prompt that is scored is read alone, and one between two steps: so no bit of its scores hangs on the others.
+        """
         scored = self._waiting[0].job.scores_prompt
-        budget = PREFILL_LOGITS // self._limits.vocab if scored else PREFILL_TOKENS
         requests: list[_Request] = []
         rows, longest = len(self._rows), int(self._cache.sizes.max()) if self._rows else 0
         width = 0
@@ -124,13 +125,13 @@ class Decoder:
             full = rows > MAX_ROWS or rows * longest > MAX_TOKENS
             if full and (requests or self._rows):
                 break
-            if requests and (len(requests) + 1) * width > budget:
+            if requests and (scored or (len(requests) + 1) * width > PREFILL_TOKENS):
                 break
             requests.append(self._waiting.popleft())
             self._taken.add(requests[-1])
         if requests:
             self._prefill(requests, scored)
-        return bool(requests)
+        return bool(requests) and not scored
 
     def _limit(self, job: SampleJob) -> int:
         room = self._limits.context - job.prompt.size + 1  # the last token is sampled and never read

@@ -94,6 +94,19 @@ def test_topk_and_the_last_prompt_tokens(base: BaseModel) -> None:
     assert np.abs(answer.topk_logprobs[5:] - best.values[4:].numpy()).max() < 1e-4
 
 
+def test_no_bit_of_a_prompts_scores_hangs_on_what_else_is_read(base: BaseModel) -> None:
+    """A resumed run's references are those of a run that was left alone, however its requests come."""
+    scored = [SampleJob(prompt_of(3 + n * 11 % 90, n), 1, prompt_logprobs=True) for n in range(12)]
+    alone = [run(base, job)[0].prompt_logprobs for job in scored]
+    others = [SampleJob(prompt_of(5 + n, n), 20, num_samples=n, stop_tokens=NO_STOP) for n in (1, 3)]
+    mixed = [*scored[:3], others[0], *scored[3:7], others[1], *scored[7:]]
+    for jobs in (scored, scored[::-1], mixed, others + scored):
+        for job, answer in zip(jobs, run(base, *jobs), strict=True):
+            if job.scores_prompt:
+                wanted = next(alone[n] for n in range(len(scored)) if scored[n] is job)
+                assert answer.prompt_logprobs.tobytes() == wanted.tobytes()
+
+
 def test_temperature_zero_is_greedy(base: BaseModel) -> None:
     model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).eval()
     jobs = [SampleJob(prompt_of(n, n), max_tokens=10, temperature=0.0) for n in (4, 11)]
