@@ -63,16 +63,6 @@ def turns_to_json(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
-    """Return all of an attempt but its patch, as earlier versions recorded it: log-probabilities to six decimals."""
-    return {
-        **turns_to_json(rollout),
-        "tokens": rollout.tokens.tolist(),
-        "mask": rollout.mask.astype(int).tolist(),
-        "logprobs": [round(x, 6) for x in rollout.logprobs.tolist()],
-    }
-
-
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "outcome": verdict.outcome,

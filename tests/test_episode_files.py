@@ -21,9 +21,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from chaos import checks
+from recorded import rollout_to_json
 
 from swegym_tutorial import episode_files, events
-from swegym_tutorial.attempt_json import dumps, rollout_to_json, verdict_to_json
+from swegym_tutorial.attempt_json import dumps, verdict_to_json
 from swegym_tutorial.attempts import AttemptRunner, Identity
 from swegym_tutorial.batches import Batch, References
 from swegym_tutorial.config import TrainingConfig

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded import rollout_to_json
 from test_dashboard import run_cells
 from tokenizers import Tokenizer
 
@@ -26,7 +27,6 @@ import swegym_tutorial
 from swegym_tutorial import EpisodeViewer, TrainingConfig, load_tasks
 from swegym_tutorial.attempt_json import (
     rollout_from_json,
-    rollout_to_json,
     verdict_from_json,
     verdict_to_json,
 )

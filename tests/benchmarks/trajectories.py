@@ -13,18 +13,25 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recorded import rollout_to_json
+
 import swegym_tutorial
 from swegym_tutorial import episode_files
-from swegym_tutorial.attempt_json import dumps, rollout_to_json, verdict_to_json
+from swegym_tutorial.attempt_json import dumps, verdict_to_json
 from swegym_tutorial.bundled import POLICY
-from swegym_tutorial.episode_files import read_episode, write_graded, write_ungraded
+from swegym_tutorial.episode_files import Recording, read_episode, write_graded, write_ungraded
+from swegym_tutorial.events import IN_MEMORY
 from swegym_tutorial.grading import Outcome, Verdict
 from swegym_tutorial.rollout import Ending, Rollout, Turn
 from swegym_tutorial.sandbox import CommandResult
@@ -103,7 +110,16 @@ def compare(name: str, rollout: Rollout, repeats: int) -> None:
             best(lambda: gzipped(old, rollout, None), repeats),
             best(lambda: write_ungraded(new, rollout), repeats),
         )
-        row("write, both", best(twice_old, repeats), best(twice_new, repeats))
+
+        def twice_from_disk() -> None:
+            write_ungraded(new, rollout)
+            write_graded(new, replace(rollout.bare(), read=Recording(new, {})), VERDICT)
+
+        (new / "prediction.patch").write_bytes(rollout.patch)
+        both_old = best(twice_old, repeats)
+        if len(rollout.tokens) > IN_MEMORY:
+            row("write, both, kept on disk alone meanwhile", both_old, best(twice_from_disk, repeats))
+        row("write, both, kept in memory", both_old, best(twice_new, repeats))
         size_old, size_new = (
             path.stat().st_size for path in (old / "trajectory.json.gz", new / "trajectory.npz")
         )
@@ -122,13 +138,13 @@ def compare(name: str, rollout: Rollout, repeats: int) -> None:
 
 
 def levels(rollout: Rollout, repeats: int) -> None:
-    print("\n| level of compression | write, ungraded: ms | bytes |\n|---|---|---|")
+    print("\n| level of compression | write, graded: ms | bytes |\n|---|---|---|")
     chosen = episode_files.LEVEL
     with tempfile.TemporaryDirectory() as folder:
         for level in LEVELS:
             episode_files.LEVEL = level
-            own, _ = best(lambda: write_ungraded(Path(folder), rollout), repeats)
-            size = (Path(folder) / "ungraded.npz").stat().st_size
+            own, _ = best(lambda: write_graded(Path(folder), rollout, VERDICT), repeats)
+            size = (Path(folder) / "trajectory.npz").stat().st_size
             print(f"| {level}{', which is taken' if level == chosen else ''} | {own:.1f} | {size:,} |")
     episode_files.LEVEL = chosen
 
