@@ -69,12 +69,17 @@ class RowCache(Cache):
     Buffers hold zeros or what was written, as padding takes part in sums, with a weight of 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """most: tokens that the buffers have room for, where the rows' own and ROOM more of each fit into that.
+
+        While larger buffers are made, one layer's are there twice.
+        """
         # Layers know the view and not the cache: a circle would hold the buffers until it is collected.
         self.view = View()
         layer: Any = partial(_Layer, self.view)
         super().__init__(layer_class_to_replicate=layer)
         self.sizes = np.empty(0, np.int64)  # of each row's tokens
+        self._most = most
 
     def extend(self) -> None:
         """Make room for one more token of every row, which the next forward writes."""
@@ -85,16 +90,17 @@ class RowCache(Cache):
         self.view.end += 1
         self.view.rows, self.view.width, self.view.new = slice(0, count), width, 1
 
-    def open(self, sizes: np.ndarray, known: Sequence[Prefix]) -> np.ndarray:
+    def open(self, sizes: np.ndarray, known: Sequence[Prefix], copies: int = 0) -> np.ndarray:
         """Add rows of so many tokens, which the next forward reads, but for the beginnings that are known.
 
+        copies: of these rows that will be added, for which there is room then.
         Returns how many tokens of each row it must read: the same number for all, or the whole row where it has
         fewer. Thus a row's tokens stand side by side, though a little that is known is read again.
         """
         old = np.array([prefix.size for prefix in known])
         new, width = int((sizes - old).max()), int(sizes.max())
         count = self.sizes.size
-        self._grow(count + sizes.size, width)
+        self._grow(count + sizes.size + copies, width)
         self.sizes = np.concatenate([self.sizes, sizes])
         for row, (size, prefix) in enumerate(zip(sizes.tolist(), known, strict=True), count):
             if size <= new:
@@ -152,8 +158,9 @@ class RowCache(Cache):
     def _make(self, rows: int, end: int, used: int) -> None:
         """Make buffers for so many rows that end at this column, and take over the columns in use."""
         count, view = self.sizes.size, self.view
-        # Some more rows than are needed now, as they come one after the other; fewer than before where most are gone.
-        view.capacity = rows + rows // 4, end + max(ROOM, end // 4)
+        # Some more than is needed now, as it comes one after the other; fewer rows than before where most are gone.
+        columns = end + max(ROOM, min(end // 4, self._most // rows - end))
+        view.capacity = max(rows, min(rows + rows // 4, self._most // columns)), columns
         for layer in self._buffers():
             old = layer.keys, layer.values
             layer.lazy_initialization(*old)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cache import RowCache
+from .cache import ROOM, RowCache
 from .prefixes import NOTHING, Prefixes
 from .records import Limits, SampledSequence, SampleJob, Samples, UserError
 from .sampling import BASE, Adapter, SamplingModel, choose, score
 
 MAX_ROWS = 64  # sequences decoded at once,
-MAX_TOKENS = 2**17  # and the tokens that their cache may hold
+MAX_TOKENS = 2**17  # and the tokens that their cache has room for; only one request alone may have more
 PREFILL_TOKENS = 8192  # padded prompt tokens read at once
 
 
@@ -68,7 +68,7 @@ class Decoder:
         self._waiting: deque[_Request] = deque()
         self._taken: set[_Request] = set()  # no longer waiting, and not yet answered
         self._rows: list[_Row] = []
-        self._cache = RowCache()
+        self._cache = RowCache(MAX_TOKENS)
         self._last = torch.empty(0)  # each row's logits of its next token, float32 (rows, vocabulary)
 
     @property
@@ -115,14 +115,15 @@ class Decoder:
         """
         scored = self._waiting[0].job.scores_prompt
         requests: list[_Request] = []
-        rows, longest = len(self._rows), int(self._cache.sizes.max()) if self._rows else 0
+        rows = len(self._rows)
+        longest = max((row.request.job.prompt.size + row.limit for row in self._rows), default=0)
         width = 0
         while self._waiting and self._waiting[0].job.scores_prompt == scored:
             job = self._waiting[0].job
             rows += job.num_samples
             width = max(width, job.prompt.size)
             longest = max(longest, job.prompt.size + self._limit(job))
-            full = rows > MAX_ROWS or rows * longest > MAX_TOKENS
+            full = rows > MAX_ROWS or rows * (longest + ROOM) > MAX_TOKENS
             if full and (requests or self._rows):
                 break
             if requests and (scored or (len(requests) + 1) * width > PREFILL_TOKENS):
@@ -142,7 +143,8 @@ class Decoder:
         prompts = {request.job.prompt.tobytes(): request.job.prompt for request in requests}
         places = {key: n for n, key in enumerate(prompts)}
         first = len(self._rows)
-        logits = self._read(list(prompts.values()), scored)
+        copies = sum(request.job.num_samples for request in requests) - len(prompts)
+        logits = self._read(list(prompts.values()), scored, copies)
         rows: list[_Row | None] = [None] * len(prompts)
         chosen = list(range(len(prompts)))
         for request in requests:
@@ -167,13 +169,16 @@ class Decoder:
             seed = None if job.seed is None else [job.seed % 2**64, number]
             yield _Row(request, number, self._limit(job), stops, np.random.default_rng(seed))
 
-    def _read(self, prompts: list[np.ndarray], scored: bool) -> torch.Tensor:
-        """Read prompts into rows of their own; return the logits of their last (scored: all) tokens."""
+    def _read(self, prompts: list[np.ndarray], scored: bool, copies: int) -> torch.Tensor:
+        """Read prompts into rows of their own, which will be copied so many times.
+
+        Returns the logits of their last (scored: all) tokens.
+        """
         reuse = self._model.full_attention and not scored
         known = [self._prefixes.find(prompt) if reuse else NOTHING for prompt in prompts]
         first = len(self._rows)
         sizes = np.array([prompt.size for prompt in prompts])
-        new = self._cache.open(sizes, known)
+        new = self._cache.open(sizes, known, copies)
         tokens = np.zeros((len(prompts), self._cache.view.new), np.int64)
         for row, (prompt, count) in enumerate(zip(prompts, new.tolist(), strict=True)):
             tokens[row, -count:] = prompt[-count:]
@@ -220,7 +225,7 @@ class Decoder:
     def _keep(self, places: list[int]) -> list[int]:
         """Let all other rows go. Returns the places that the rows had, in their new order."""
         if not places:
-            self._rows, self._cache = [], RowCache()
+            self._rows, self._cache = [], RowCache(MAX_TOKENS)
             return places
         order = self._cache.keep(places)
         self._rows = [self._rows[place] for place in order]

@@ -14,6 +14,7 @@ from swegym_tutorial.server.cache import RowCache
 from swegym_tutorial.server.prefixes import NOTHING, Prefix
 
 LAYERS, HEADS, SIZE = 2, 3, 4
+MOST = 2**17  # tokens
 
 
 class Model:
@@ -73,7 +74,7 @@ class Model:
 @pytest.mark.parametrize("room", [1, 3, 64])
 def test_rows_come_grow_and_go(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr(module, "ROOM", room)
-    model = Model(RowCache())
+    model = Model(RowCache(MOST))
     model.open(3, 7)
     for _ in range(5):
         model.step()
@@ -93,7 +94,7 @@ def test_rows_come_grow_and_go(monkeypatch: pytest.MonkeyPatch, room: int) -> No
 
 def test_rows_at_random() -> None:
     random = np.random.default_rng(0)
-    model = Model(RowCache())
+    model = Model(RowCache(MOST))
     for _ in range(300):
         count = len(model.rows)
         move = random.integers(6)
@@ -113,7 +114,7 @@ def test_rows_at_random() -> None:
 @pytest.mark.parametrize("there", [0, 5])
 def test_known_beginnings_are_put_in_place_and_only_the_rest_is_read(there: int) -> None:
     torch.manual_seed(1)
-    model = Model(RowCache())
+    model = Model(RowCache(MOST))
     if there:
         model.open(there)
     known = torch.randn(LAYERS, HEADS, 9, SIZE)
@@ -128,7 +129,7 @@ def test_known_beginnings_are_put_in_place_and_only_the_rest_is_read(there: int)
 
 
 def test_buffers_are_not_made_anew_for_each_token() -> None:
-    model = Model(RowCache())
+    model = Model(RowCache(MOST))
     model.open(5, 5)
     buffers = set()
     for _ in range(100):
@@ -138,7 +139,7 @@ def test_buffers_are_not_made_anew_for_each_token() -> None:
 
 
 def test_buffers_are_not_as_large_as_the_most_rows_times_the_longest() -> None:
-    model = Model(RowCache())
+    model = Model(RowCache(MOST))
     model.open(*[3] * 40)
     model.keep(7)
     for _ in range(200):
@@ -147,9 +148,38 @@ def test_buffers_are_not_as_large_as_the_most_rows_times_the_longest() -> None:
     assert rows == 1 and columns < 300
 
 
+@pytest.mark.parametrize("copies", [0, 63])
+def test_buffers_hold_no_more_than_they_may(copies: int) -> None:
+    """Rows that come one after the other and grow: with room to spare at first, and without it at the end."""
+    most = 64 * (300 + module.ROOM)
+    model = Model(RowCache(most))
+    model.cache.open(np.array([150]), [NOTHING], copies)
+    model.forward()
+    capacities = [model.cache.view.capacity]
+
+    def look() -> None:
+        if model.cache.view.capacity != capacities[-1]:
+            capacities.append(model.cache.view.capacity)
+
+    for _ in range(63):
+        model.cache.copy(0)
+        model.rows.append(model.rows[0])
+        look()
+    assert len(capacities) == 1 if copies else len(capacities) > 1
+    for _ in range(150):
+        model.step()
+        look()
+    assert len(model.rows) == 64 and model.cache.sizes.max() == 300
+    model.keep(3)
+    model.open(*[40] * 30)
+    look()
+    assert all(rows * columns <= most for rows, columns in capacities)
+    assert len(capacities) < 25
+
+
 def test_buffers_go_with_their_cache() -> None:
     """At once, and not when circles of references are looked for."""
-    model = Model(RowCache())
+    model = Model(RowCache(MOST))
     model.open(5)
     layers = [weakref.ref(layer) for layer in model.cache.layers]
     gc.disable()

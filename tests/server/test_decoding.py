@@ -197,6 +197,34 @@ def test_more_than_fits_into_a_batch_is_answered_all_the_same(
     assert [len(answer.sequences) for answer in run(base, *jobs)] == [job.num_samples for job in jobs]
 
 
+def test_the_cache_has_no_more_room_than_it_may(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1500
+    monkeypatch.setattr("swegym_tutorial.server.decoding.MAX_TOKENS", most)
+    decoder, answers = decoder_of(base), list[Samples | Exception]()
+    jobs = [
+        SampleJob(prompt_of(2 + n * 7 % 40, n), 5 + n * 13 % 50, num_samples=1 + n % 5, stop_tokens=NO_STOP)
+        for n in range(30)
+    ]
+    rows, held = 0, 0
+    for job in jobs:
+        decoder.add(job, answers.append)
+        decoder.work(0)
+    while decoder.busy:
+        decoder.work(0)
+        rows = max(rows, len(decoder._rows))
+        held = max(held, int(np.prod(decoder._cache.view.capacity)))
+    assert len(answers) == len(jobs) and all(isinstance(answer, Samples) for answer in answers)
+    assert rows > 8 and most / 2 < held <= most
+    # More than that is held for a request alone, which could not be answered else.
+    decoder.add(SampleJob(prompt_of(40), 20, num_samples=30, stop_tokens=NO_STOP), answers.append)
+    decoder.add(jobs[0], answers.append)
+    decoder.work(0)
+    assert len(decoder._rows) == 30
+    while decoder.busy:
+        decoder.work(1)
+    assert len(answers) == len(jobs) + 2
+
+
 def test_stop_tokens(base: BaseModel) -> None:
     prompt = prompt_of(6)
     free = SampleJob(prompt, max_tokens=60, num_samples=8, seed=0, stop_tokens=NO_STOP)
