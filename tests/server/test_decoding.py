@@ -394,3 +394,28 @@ def test_a_version_that_was_long_in_changing_is_sampled_from_for_longer(
     monkeypatch.setattr(base.sampling, "activate", lambda adapter: time.sleep(1))
     decoder.work(0)
     assert len(answers) == 1
+
+
+def test_a_change_of_weights_that_failed_midway_leaves_no_mixture(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name, _ in base.sampling.model.named_modules() if name.endswith("q_proj")][:2]
+    assert len(names) == 2
+    shape = base.sampling.model.get_submodule(names[0]).weight.shape
+    layers = {name: (torch.ones(1, shape[1]), torch.ones(shape[0], 1)) for name in names}
+    one, two = Adapter("one", 1.0, layers), Adapter("two", 2.0, layers)
+    before = run(base, SampleJob(prompt_of(6), 4, temperature=0.0, stop_tokens=NO_STOP), adapter=one)
+    real, merged = base.sampling._weight, list[str]()
+
+    def fails_at_the_second(layer: str) -> torch.Tensor:
+        merged.append(layer)
+        if len(merged) == 2:
+            raise MemoryError
+        return real(layer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base.sampling, "_weight", fails_at_the_second)
+        with pytest.raises(MemoryError):
+            base.sampling.activate(two)
+    after = run(base, SampleJob(prompt_of(6), 4, temperature=0.0, stop_tokens=NO_STOP), adapter=one)
+    np.testing.assert_array_equal(after[0].sequences[0].logprobs, before[0].sequences[0].logprobs)
