@@ -1,10 +1,11 @@
-"""An attempt and its verdict as they are recorded: plain JSON, without what is said twice.
+"""An attempt and its verdict as plain JSON, without what is said twice.
 
 Knows nothing of files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +17,29 @@ from .sandbox import CommandResult
 from .verdicts import Outcome, Verdict
 
 
-def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot say (NaN, infinities) by null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Return one line of valid JSON."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def turns_to_json(rollout: Rollout) -> dict[str, Any]:
+    """Return all of an attempt but its patch and its arrays."""
     turns = [
         {
             "text": turn.text,
             "sampled_tokens": turn.sampled_tokens,
+            "sampling_seconds": round(turn.sampling_seconds, 4),
             "calls": [
                 {
                     "command": command,
@@ -41,9 +60,6 @@ def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
         "ending": rollout.ending,
         "seconds": round(rollout.seconds, 4),
         "turns": turns,
-        "tokens": rollout.tokens.tolist(),
-        "mask": rollout.mask.astype(int).tolist(),
-        "logprobs": [round(x, 6) for x in rollout.logprobs.tolist()],
     }
 
 
@@ -60,7 +76,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def rollout_from_json(saved: Mapping[str, Any], patch: bytes) -> Rollout:
-    """Return an attempt as it was recorded; the seconds of its sampling are not, and 0 in its turns.
+    """Return an attempt as it was recorded; earlier versions left out the seconds of sampling, which are 0 then.
 
     Raises KeyError, TypeError, ValueError, OverflowError where a field is missing or is not what is written there.
     """
@@ -91,7 +107,7 @@ def _turn_from_json(turn: Mapping[str, Any]) -> Turn:
         commands=tuple(str(call["command"]) for call in calls),
         results=tuple(map(_result_from_json, calls)),
         errors=tuple(map(str, turn["errors"])),
-        sampling_seconds=0.0,
+        sampling_seconds=_seconds(turn, "sampling_seconds") if "sampling_seconds" in turn else 0.0,
         tool_seconds=sum(map(_seconds, calls)),
     )
 
@@ -114,10 +130,10 @@ def _field(saved: Mapping[str, Any], name: str, *kinds: type) -> Any:
     return value
 
 
-def _seconds(saved: Mapping[str, Any]) -> float:
-    number = float(_field(saved, "seconds", float, int))
+def _seconds(saved: Mapping[str, Any], name: str = "seconds") -> float:
+    number = float(_field(saved, name, float, int))
     if not math.isfinite(number):
-        raise ValueError(f"seconds is {number}, no time")
+        raise ValueError(f"{name} is {number}, no time")
     return number
 
 

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .calls import PolicyError
@@ -22,7 +22,8 @@ from .faults import Faults
 from .grading import Episode, Grader, Outcome, Reward, rewarded
 from .habits import habits_of
 from .halt import Stopped
-from .rollout import Chat, Ending, Rollout, Sampler, Turn, generate_rollout
+from .heap import give_back
+from .rollout import Chat, Ending, RecordingLost, Rollout, Sampler, Turn, generate_rollout
 from .sandbox import BackendClosed, SandboxBackend, SandboxError
 from .tasks import Task
 
@@ -66,6 +67,7 @@ class AttemptRunner:
     ) -> None:
         """paused: while it is set no attempt begins. reward: in place of 1 for resolved and 0 for all else, in training;
         evaluations tell what was resolved."""
+        give_back()
         self._chat = chat
         self._sandboxes = sandboxes
         self._grader = grader
@@ -83,7 +85,7 @@ class AttemptRunner:
     def rollout(
         self, task: Task, sampler: Sampler, identity: Identity, halt: threading.Event
     ) -> Rollout | None:
-        """Return the attempt, or None where infrastructure faults took it.
+        """Return the attempt, or None where infrastructure faults took it. A long one is kept on disk alone.
 
         halt: nobody waits for it any more: ends it after the turn, with Stopped. Raises TooManyFaults, BackendClosed.
         """
@@ -112,7 +114,8 @@ class AttemptRunner:
         )
         if rollout is None:
             return None
-        self._folder.save_rollout(self._where(identity), rollout)
+        where = self._where(identity)
+        self._folder.save_rollout(where, rollout)
         self._folder.log(
             "rollout_ready",
             **key,
@@ -120,27 +123,35 @@ class AttemptRunner:
             turns=len(rollout.turns),
             broken_turns=sum(bool(turn.errors) for turn in rollout.turns),
             tokens=len(rollout.tokens),
-            sampled_tokens=int(rollout.mask.sum()),
+            sampled_tokens=rollout.sampled_tokens,
             seconds=round(rollout.seconds, 4),
             sampling_seconds=round(rollout.sampling_seconds, 4),
             tool_seconds=round(rollout.tool_seconds, 4),
         )
-        return rollout
+        return self._folder.shelve(where, rollout, key)
 
     def grade(
         self, task: Task, rollout: Rollout, identity: Identity, halt: threading.Event
     ) -> Episode | None:
-        """Return the graded attempt, or None where infrastructure faults took it. Raises as rollout()."""
+        """Return the graded attempt, or None where infrastructure faults took it. Raises as rollout().
+
+        Neither the patch nor what the tests told is kept: it is on disk, and nobody asks for it here.
+        """
         key = asdict(identity)
         self._folder.log("grading_start", **key)
         start = time.monotonic()
         verdict = self._with_retries(lambda: self._grader.grade(task, rollout.patch), identity, halt)
         if verdict is None:
             return None
-        if self._reward is not None and not _is_evaluation(identity):
-            verdict = rewarded(task, rollout, verdict, self._reward)
+        try:
+            habits = habits_of(rollout.whole().turns)
+            if self._reward is not None and not _is_evaluation(identity):
+                verdict = rewarded(task, rollout.whole(), verdict, self._reward)
+            self._folder.save_episode(self._where(identity), rollout, verdict)
+        except RecordingLost as error:
+            self._lose(identity, f"RecordingLost: {error}")
+            return None
         self._faults_of(identity.job).ended()
-        self._folder.save_episode(self._where(identity), rollout, verdict)
         self._folder.log(
             "episode",
             **key,
@@ -149,10 +160,10 @@ class AttemptRunner:
             ending=rollout.ending,
             grading_seconds=round(time.monotonic() - start, 4),
             shared_verdict=verdict.shared,
-            sampled_tokens=int(rollout.mask.sum()),
-            habits=habits_of(rollout.turns),
+            habits=habits,
+            sampled_tokens=rollout.sampled_tokens,
         )
-        return Episode(rollout, verdict)
+        return Episode(replace(rollout, patch=b""), replace(verdict, tests={}, log=""))
 
     def _where(self, identity: Identity) -> Any:
         return self._folder.episode(identity.phase, identity.job, identity.group, identity.attempt)
@@ -171,6 +182,11 @@ class AttemptRunner:
             self._folder.log("attempt_fault", **asdict(identity), reason=reason, tries=tries + 1)
             if tries < self._config.attempt_retries and halt.wait(faults.pause(tries)):
                 raise Stopped
+        self._lose(identity, reason)
+        return None
+
+    def _lose(self, identity: Identity, reason: str) -> None:
+        """Log an attempt that infrastructure faults took. Raises TooManyFaults."""
         self._folder.log(
             "episode",
             **asdict(identity),
@@ -179,8 +195,7 @@ class AttemptRunner:
             ending=Ending.INFRASTRUCTURE,
             reason=reason,
         )
-        faults.lost(reason)
-        return None
+        self._faults_of(identity.job).lost(reason)
 
     def _faults_of(self, job: str) -> Faults:
         with self._lock:
@@ -209,6 +224,7 @@ class Workers:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # and what it holds, not to be kept while the next is waited for
 
     def close(self) -> None:
         """Drop what is queued, and have the threads end with what they do; returns at once."""

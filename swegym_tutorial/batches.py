@@ -11,22 +11,29 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .calls import PolicyError
 from .config import TrainingConfig
 from .events import scan
 from .grading import Episode
-from .minibatch import Fate, Group
+from .minibatch import Fate, Group, fate_of, prepare_minibatch
 from .policy import Update
+from .rollout import RecordingLost, Rollout
 from .sampler import PolicySampler, Reference
 from .tasks import Task
 
+if TYPE_CHECKING:
+    from tinker import types
+
 WORK = ("sampling", "tools", "grading")
+# By one client after another: with its arrays a minibatch has half a gigabyte. Nobody waits for a server under it.
+_PREPARING = threading.Lock()
 
 
 class NoLearningSignal(RuntimeError):
@@ -51,11 +58,11 @@ class Batch:
     """What came in while one batch filled."""
 
     began: float  # by time.monotonic(), as `filled`
+    min_group_size: int = 2  # of the config
     filled: float | None = None  # when the last group was in
     kept: list[Group] = field(default_factory=list)
-    references: dict[int, list[Reference]] = field(
-        default_factory=dict
-    )  # group number -> one of each episode
+    dropped: set[int] = field(default_factory=set)  # places in `kept` of which too little could be read back
+    references: dict[int, list[Reference]] = field(default_factory=dict)  # kept group -> one of each episode
     fates: Counter[Fate] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
     lost: int = 0
@@ -71,7 +78,8 @@ class Batch:
         left = most - self.fates.total()
         return min(missing, left) if left > 0 else int(not self.kept)
 
-    def take(self, group: Group, fate: Fate) -> None:
+    def take(self, group: Group, fate: Fate, references: Sequence[Reference] = ()) -> None:
+        """references: of each episode, where they are needed."""
         self.fates[fate] += 1
         self.lost += group.lost
         self.rewards += group.rewards.tolist()
@@ -81,26 +89,95 @@ class Batch:
             self.seconds["grading"] += 0.0 if episode.verdict.shared else episode.verdict.seconds
         if fate is Fate.KEPT:
             self.kept.append(group)
+            self.references[group.number] = list(references)
         if fate is not Fate.FAILED:
             self.useless = self.useless + 1 if fate is Fate.UNIFORM else 0
+
+    def trained(self) -> list[Group]:
+        """Return the kept groups without the dropped ones."""
+        return [group for place, group in enumerate(self.kept) if place not in self.dropped]
+
+    def minibatch(self, places: Sequence[int], kl_coef: float, log: Callable[..., None]) -> list[types.Datum]:
+        """Return the minibatch of the kept groups at these places; it is empty where too little can be read back.
+
+        Raises PolicyError, Stopped.
+        """
+        for place in places:
+            self._await_references(place, log)
+        with _PREPARING:
+            read = [(place, self.read_back(place, log)) for place in places if place not in self.dropped]
+            groups = [group for place, group in read if place not in self.dropped]
+            references = [[each.result() for each in self.references[group.number]] for group in groups]
+            return prepare_minibatch(groups, references, kl_coef)
+
+    def _await_references(self, place: int, log: Callable[..., None]) -> None:
+        """Wait for the answers; then their `result` is there at once. Raises PolicyError, Stopped."""
+        lost = []
+        for n, reference in enumerate(self.references[self.kept[place].number]):
+            try:
+                try:
+                    reference.result()
+                except PolicyError:  # an answer that is not finite, say: it is asked for anew
+                    reference.result()
+            except RecordingLost as error:
+                _tell(error, log)
+                lost.append(n)
+        self._lose(place, lost)
+
+    def read_back(self, place: int, log: Callable[..., None]) -> Group:
+        """Return the kept group at a place with its arrays, wherever they are; turns and patches are left out.
+
+        Attempts whose recordings cannot be read are lost.
+        """
+        whole, lost = [], []
+        for n, episode in enumerate(self.kept[place].episodes):
+            try:
+                rollout = replace(episode.rollout.whole(), turns=(), patch=b"")
+                whole.append(replace(episode, rollout=rollout))
+            except RecordingLost as error:
+                _tell(error, log)
+                lost.append(n)
+        self._lose(place, lost)
+        return replace(self.kept[place], episodes=tuple(whole))
+
+    def _lose(self, place: int, lost: Sequence[int]) -> None:
+        """Leave attempts of a kept group out from now on; drop the group where no rule would keep what is left."""
+        if not lost:
+            return
+        group = self.kept[place]
+        for n in lost:
+            self.rewards.remove(group.episodes[n].reward)
+        left = [n for n in range(len(group.episodes)) if n not in lost]
+        episodes = tuple(group.episodes[n] for n in left)
+        self.kept[place] = group = replace(group, episodes=episodes, lost=group.lost + len(lost))
+        self.lost += len(lost)
+        if references := self.references.get(group.number):
+            self.references[group.number] = [references[n] for n in left]
+        fate = fate_of(group, group.policy_version, self.min_group_size)
+        if fate is not Fate.KEPT and place not in self.dropped:
+            self.dropped.add(place)
+            self.fates[Fate.KEPT] -= 1
+            self.fates[fate] += 1
 
     def result(self, step: int, version: int, update: Update, now: float) -> dict[str, Any]:
         """Return the fields of the step's event. now: when it was published, by time.monotonic().
 
         The batch's seconds are shared out: filling until the last group is in, then what is left of training on it, and
         publishing it. trainer_seconds are those from the first minibatch's submission, which may lie in the filling.
+        Lost attempts are in no mean; a mean is 0 where no attempt of the whole batch is left.
         """
         assert self.filled is not None
-        kept = [reward for group in self.kept for reward in group.rewards.tolist()]
+        trained = self.trained()
+        kept = [reward for group in trained for reward in group.rewards.tolist()]
         return {
             "step": step,
             "policy_version": version,
-            "reward_mean": float(np.mean(self.rewards)),
-            "reward_mean_kept": float(np.mean(kept)),
+            "reward_mean": float(np.mean(self.rewards or [0.0])),
+            "reward_mean_kept": float(np.mean(kept or self.rewards or [0.0])),
             "checkpoint": update.checkpoint,
             "attempts": len(self.rewards),
             "lost": self.lost,
-            "trained_groups": [group.number for group in self.kept],
+            "trained_groups": [group.number for group in trained],
             "groups": {fate: self.fates[fate] for fate in Fate},
             "batch_seconds": round(now - self.began, 3),
             "fill_seconds": round(self.filled - self.began, 3),
@@ -111,6 +188,10 @@ class Batch:
             "minibatches": update.minibatches,
             "metrics": update.metrics,
         }
+
+
+def _tell(error: RecordingLost, log: Callable[..., None]) -> None:
+    log("attempt_fault", **error.key, reason=f"RecordingLost: {error}", tries=1)
 
 
 class Assembly:
@@ -137,23 +218,56 @@ class Assembly:
         )
 
 
-def ask_references(
-    reference: PolicySampler, group: Group, job: str, log: Callable[..., None]
-) -> list[Reference]:
-    """Ask for the log-probabilities of a group's attempts under the base model.
+class References:
+    """The log-probabilities under the base model of the groups that can be trained on. Safe for many threads."""
 
-    When all answers are there, a `reference` event tells how many seconds they took.
-    """
-    asked, answers = time.monotonic(), itertools.count(1)
+    def __init__(
+        self, base: PolicySampler | None, config: TrainingConfig, job: str, log: Callable[..., None]
+    ) -> None:
+        """base: None where nobody needs them."""
+        self._base, self._config, self._job, self._log = base, config, job, log
+        self._made: dict[int, list[Reference]] = {}  # of groups that no batch has taken yet
+        self._to_ask: dict[int, list[Reference]] = {}
 
-    def answered() -> None:
-        if next(answers) == len(group.episodes):
-            seconds = round(time.monotonic() - asked, 4)
-            log(
-                "reference", job=job, group=group.number, policy_version=group.policy_version, seconds=seconds
-            )
+    def expect(self, group: Group) -> None:
+        """Make those of a complete group, unless it has no learning signal: the trainer may be about to take it.
 
-    return [reference.logprobs(episode.rollout.tokens, answered) for episode in group.episodes]
+        When all its answers are there, however often each was asked for, or are lost with their attempts, a
+        `reference` event tells the seconds that took from now.
+        """
+        if self._base is None:
+            return
+        if fate_of(group, group.policy_version, self._config.min_group_size) is not Fate.KEPT:
+            return
+        number, version, size = group.number, group.policy_version, len(group.episodes)
+        began, count = time.monotonic(), itertools.count(1)
+
+        def settled() -> None:
+            if next(count) == size:
+                seconds = round(time.monotonic() - began, 4)
+                self._log("reference", job=self._job, group=number, policy_version=version, seconds=seconds)
+
+        made = [self._base.reference(_of(episode.rollout), settled) for episode in group.episodes]
+        self._made[number] = self._to_ask[number] = made
+
+    def ask(self, number: int) -> None:
+        """Ask for those of a group that is expected, whether a batch has taken it by now or not. Raises Stopped.
+
+        It may wait for the server: whoever needs them asks for what is not asked yet.
+        """
+        for reference in self._to_ask.pop(number, ()):
+            reference.begin()
+
+    def take(self, group: Group, fate: Fate) -> list[Reference]:
+        """Return those of a group, one of each episode, and forget them; unless it is kept they are asked no more."""
+        if fate is not Fate.KEPT:
+            self._to_ask.pop(group.number, None)
+        return self._made.pop(group.number, [])
+
+
+def _of(rollout: Rollout) -> np.ndarray | Rollout:
+    """Return what the base is asked about: an attempt that is on disk stays there."""
+    return rollout if rollout.read is not None else rollout.tokens
 
 
 def why_fruitless(events: Path, job: str, count: int) -> str:

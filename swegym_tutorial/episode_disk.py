@@ -10,8 +10,11 @@ import contextlib
 import os
 import shutil
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from .episode_files import is_left_over
 
 BLOCK = 4096  # bytes: a file takes whole blocks of the disk
 FOLDERS = 2 * BLOCK  # bytes that an attempt's folder and the one in it take
@@ -27,7 +30,8 @@ class EpisodeDisk:
     """Keeps the attempts below `episodes` under a limit. Its methods may be called from any thread.
 
     The oldest attempts of the training go first, and those of evaluations, which are few and are what a run is
-    measured by, only when none of the training is left. An attempt that is still being written is never deleted.
+    measured by, only when none of the training is left. An attempt that is still being written, or that somebody
+    will read again, is never deleted.
     """
 
     def __init__(self, episodes: Path, limit: float, log: Callable[..., None]) -> None:
@@ -42,6 +46,9 @@ class EpisodeDisk:
             False: {},
             True: {},
         }  # evaluation? -> the same, oldest first
+        self._ended: set[str] = set()  # those that have ended, and are open as somebody will read them again
+        self._held: Counter[str] = Counter()  # how many will
+        self._released: deque[str] = deque()  # which need no lock, as they come while objects are freed
         self._busy = True  # counting or deleting
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="episode-disk", daemon=True)
@@ -75,24 +82,44 @@ class EpisodeDisk:
         with self._change:
             self._total -= self._finished[_is_evaluation(name)].pop(name, 0) + self._open.get(name, 0)
             self._open[name] = FOLDERS
+            self._ended.discard(name)
             self._total += FOLDERS
 
-    def wrote(self, folder: Path, *sizes: int) -> None:
-        """Files of these sizes in bytes were written for an attempt that began."""
-        name, taken = self._name(folder), sum(map(on_disk, sizes))
+    def wrote(self, folder: Path, *sizes: int, freed: int = 0) -> None:
+        """Files of these sizes in bytes were written for an attempt that began, and one of `freed` was deleted."""
+        name, taken = self._name(folder), sum(map(on_disk, sizes)) - on_disk(freed)
         with self._change:
             if name in self._open:
                 self._open[name] += taken
                 self._total += taken
 
     def finish(self, folder: Path) -> None:
-        """An attempt ended, graded or lost, and may be deleted from now on."""
-        name = self._name(folder)
+        """An attempt ended, graded or lost, and may be deleted from now on, unless it is held."""
+        names = {self._name(folder)}
         with self._change:
-            if (taken := self._open.pop(name, None)) is not None:
-                self._finished[_is_evaluation(name)][name] = taken
-                if self._total > self._limit:
-                    self._change.notify_all()
+            self._ended |= names
+            while self._released:
+                name = self._released.popleft()
+                self._held[name] -= 1
+                names.add(name)
+            for name in names & self._ended:
+                if self._held[name] > 0:
+                    continue
+                self._ended.discard(name)
+                del self._held[name]
+                if (taken := self._open.pop(name, None)) is not None:
+                    self._finished[_is_evaluation(name)][name] = taken
+            if self._total > self._limit:
+                self._change.notify_all()
+
+    def hold(self, folder: Path) -> None:
+        """Somebody will read an attempt again that is still open: it stays until `release`."""
+        with self._change:
+            self._held[self._name(folder)] += 1
+
+    def release(self, folder: Path) -> None:
+        """Nobody will, from now on; it is noted when the next attempt ends. May be called at any moment."""
+        self._released.append(self._name(folder))
 
     def _name(self, folder: Path) -> str:
         return os.path.relpath(folder, self._root)
@@ -127,19 +154,8 @@ class EpisodeDisk:
 
     def _there(self) -> Iterator[tuple[str, int, int]]:
         """Yield each attempt's folder, its bytes and when it was last written to, in ns."""
-        for phase in _folders(self._root):
-            if phase.name.startswith("."):  # what an earlier part was about to delete when it ended
-                shutil.rmtree(phase.path, ignore_errors=True)
-                continue
-            for job in _folders(phase.path):
-                for attempt in _folders(job.path):
-                    if self._closed:
-                        return
-                    try:
-                        ended = attempt.stat(follow_symlinks=False).st_mtime_ns
-                    except OSError:
-                        continue
-                    yield f"{phase.name}/{job.name}/{attempt.name}", FOLDERS + _size(attempt.path), ended
+        for name, path, ended in _earlier(self._root, lambda: self._closed):
+            yield name, FOLDERS + _size(path), ended
 
     def _choose(self) -> list[tuple[str, int]]:
         """Take the oldest finished attempts out of the account, until what is left is well below the limit."""
@@ -182,6 +198,59 @@ class EpisodeDisk:
                 self._log("episodes_deleted", count=count, bytes=freed)
             if trouble:
                 self._log("note", text=f"some recorded attempts could not be deleted: {trouble}")
+
+
+class Cleaner:
+    """Removes in the background what earlier parts of the run left, where no limit has the attempts counted."""
+
+    def __init__(self, episodes: Path) -> None:
+        self._root = episodes
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._closed.clear()
+        self._thread = threading.Thread(target=self._work, name="episode-disk", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        for _ in _earlier(self._root, self._closed.is_set):
+            pass
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End it, after the attempt that it is at."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+
+def _earlier(root: Path, closed: Callable[[], bool]) -> Iterator[tuple[str, str, int]]:
+    """Yield the attempts' folders: name below the root, path, and when it was last written to, in ns.
+
+    Removes what a killed process was writing into one, and what it was about to delete.
+    """
+    for phase in _folders(root):
+        if phase.name.startswith("."):  # what an earlier part was about to delete when it ended
+            shutil.rmtree(phase.path, ignore_errors=True)
+            continue
+        for job in _folders(phase.path):
+            for attempt in _folders(job.path):
+                if closed():
+                    return
+                try:
+                    ended = attempt.stat(follow_symlinks=False).st_mtime_ns
+                    _remove_left_over(attempt.path)
+                except OSError:
+                    continue
+                yield f"{phase.name}/{job.name}/{attempt.name}", attempt.path, ended
+
+
+def _remove_left_over(path: str) -> None:
+    with os.scandir(path) as entries:
+        parts = [each for each in entries if is_left_over(each.name)]
+    for part in parts:
+        with contextlib.suppress(OSError):  # of somebody else's, say: it takes room, and does no harm
+            os.unlink(part.path)
 
 
 def _is_evaluation(name: str) -> bool:

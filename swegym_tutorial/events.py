@@ -4,8 +4,8 @@
     events.jsonl                    one JSON object a line, appended and flushed line by line
     train-job<n>-checkpoint.json    what a resume needs, written atomically after each batch
     episodes/<phase>/<job>/g000000-a0/
-        ungraded.json.gz            the attempt before grading
-        trajectory.json.gz          with its verdict
+        ungraded.npz                the attempt, until it is graded
+        trajectory.npz              with its verdict; both are told in episode_files.py
         prediction.patch            what the agent changed
         <instance id>/report.json, test_output.txt
     reward_time.png                 the figure
@@ -15,20 +15,24 @@ Knows nothing of how the records come about.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import gzip
 import json
-import math
 import os
 import re
+import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .attempt_json import rollout_to_json, verdict_to_json
-from .episode_disk import EpisodeDisk
+from .attempt_json import dumps, verdict_to_json
+from .episode_disk import Cleaner, EpisodeDisk
+from .episode_files import Recording, write_graded, write_ungraded
+from .episode_files import read_episode as read_episode  # with the other readers
 from .grading import Verdict
 from .rollout import Rollout
 
@@ -36,23 +40,8 @@ from .rollout import Rollout
 _START = rb'\{"time": [\d.]+, "event": "(%s)"(?:, "phase": "([^"]*)", "job": "([^"]*)")?'
 READ = 2**20  # bytes of a log that are read at once
 LONGEST_LINE = 2**24  # bytes: what is longer is no event of ours, and is passed over
+IN_MEMORY = 8192  # tokens: an attempt of more is kept on disk alone, once it is there
 OPENING = 1.0  # seconds: who looks whether a folder is written to holds its lock for a moment
-
-
-def _finite(value: Any) -> Any:
-    """Replace what JSON cannot say (NaN, infinities) by null, at any depth."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
-
-
-def dumps(value: Any) -> str:
-    """Return one line of valid JSON."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -80,9 +69,9 @@ class RunFolder:
         self.events = self.path / "events.jsonl"
         self._lock = threading.Lock()
         self._file: Any = None
-        self._disk: EpisodeDisk | None = None
-        if episodes_gb is not None:
-            self._disk = EpisodeDisk(self.path / "episodes", episodes_gb * 1e9, self.log)
+        episodes = self.path / "episodes"
+        self._disk = EpisodeDisk(episodes, episodes_gb * 1e9, self.log) if episodes_gb is not None else None
+        self._background = self._disk or Cleaner(episodes)
 
     def used(self) -> bool:
         """Whether it holds anything; what a process leaves that is killed while it begins is nothing."""
@@ -112,8 +101,7 @@ class RunFolder:
         self._file = file
         for part in self.path.glob(".*.json.*"):  # what a process wrote when it was killed
             part.unlink(missing_ok=True)
-        if self._disk is not None:
-            self._disk.start()
+        self._background.start()
 
     def written(self) -> bool:
         """Whether a process writes to the folder now; True also where the file system has no locks."""
@@ -144,8 +132,7 @@ class RunFolder:
         self._torn = False
 
     def close(self) -> None:
-        if self._disk is not None:
-            self._disk.close()
+        self._background.close()
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -163,29 +150,66 @@ class RunFolder:
         return self.path / "episodes" / phase / job / f"g{group:06d}-a{attempt}"
 
     def save_rollout(self, folder: Path, rollout: Rollout) -> None:
-        """Write an attempt as it stands before grading."""
+        """Write an attempt as it stands before grading. Raises OSError."""
+        with _told(folder):
+            self._save_rollout(folder, rollout)
+
+    def _save_rollout(self, folder: Path, rollout: Rollout) -> None:
         if self._disk is not None:
             self._disk.begin(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        size = _write_gzip(folder / "ungraded.json.gz", rollout_to_json(rollout))
+        size = write_ungraded(folder, rollout)
         (folder / "prediction.patch").write_bytes(rollout.patch)
         if self._disk is not None:
             self._disk.wrote(folder, size, len(rollout.patch))
 
     def save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
-        """Write an attempt with its verdict, and what the tests said."""
-        verdict_json = verdict_to_json(verdict)
-        report = (dumps(verdict_json) + "\n").encode("utf-8", "backslashreplace")
+        """Write an attempt with its verdict, and what the tests said. Raises RecordingLost, OSError.
+
+        What was deleted of its folder meanwhile, or stands in a file's place, is made up for.
+        """
+        rollout = rollout.whole()
+        with _told(folder):
+            try:
+                self._save_episode(folder, rollout, verdict)
+            except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
+                shutil.rmtree(folder, ignore_errors=True)
+                self._save_rollout(folder, rollout)
+                self._save_episode(folder, rollout, verdict)
+
+    def _save_episode(self, folder: Path, rollout: Rollout, verdict: Verdict) -> None:
+        report = (dumps(verdict_to_json(verdict)) + "\n").encode("utf-8", "backslashreplace")
         output = verdict.log.encode("utf-8", "backslashreplace")
-        size = _write_gzip(
-            folder / "trajectory.json.gz", {**rollout_to_json(rollout), "verdict": verdict_json}
-        )
+        size, freed = write_graded(folder, rollout, verdict)
         tests = folder / rollout.task_id.lower()
         tests.mkdir(exist_ok=True)
         (tests / "report.json").write_bytes(report)
         (tests / "test_output.txt").write_bytes(output)
         if self._disk is not None:
-            self._disk.wrote(folder, size, len(report), len(output))
+            self._disk.wrote(folder, size, len(report), len(output), freed=freed)
+
+    def shelve(self, folder: Path, rollout: Rollout, key: Mapping[str, Any]) -> Rollout:
+        """Return an attempt that was saved: a long one without what takes memory, and read back where it is needed.
+
+        It is not deleted for space as long as anybody holds what this returns. key: the fields of its events.
+        """
+        if len(rollout.tokens) <= IN_MEMORY:
+            return rollout
+        recording = Recording(folder, key)
+        if self._disk is not None:
+            self._disk.hold(folder)
+            weakref.finalize(recording, self._disk.release, folder).atexit = False
+        return replace(rollout.bare(), patch=rollout.patch, read=recording)
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Tell of a disk that takes no attempt what was to be written, and what to do: the run ends with it."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error}: the attempt in {folder} cannot be recorded, so the run ends"
+        raise OSError(error.errno, f"{why}; see to its disk and folder, then resume the run") from error
 
 
 def _lock(file: Any) -> None:
@@ -200,27 +224,6 @@ def _lock(file: Any) -> None:
             time.sleep(0.02)
         except OSError:  # a file system without locks, such as some network ones
             return None
-
-
-def _write_gzip(path: Path, value: Any) -> int:
-    """Write a value as gzipped JSON; returns its bytes there."""
-    data = gzip.compress(dumps(value).encode("utf-8", "backslashreplace"), compresslevel=1, mtime=0)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(data)
-    temporary.replace(path)  # so that a reader of a live run never sees half of it
-    return len(data)
-
-
-def read_episode(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return an attempt as it was saved: its trajectory with the verdict, or without one where it was not graded.
-
-    Raises FileNotFoundError where the folder holds neither.
-    """
-    folder = Path(folder)
-    path = folder / "trajectory.json.gz"
-    if not path.exists():
-        path = folder / "ungraded.json.gz"
-    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 class EventReader:

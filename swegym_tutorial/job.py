@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .attempts import AttemptRunner, Identity, Workers
-from .batches import Assembly, Batch, NoLearningSignal, ask_references, task_at, why_fruitless
+from .batches import Assembly, Batch, NoLearningSignal, References, task_at, why_fruitless
 from .checkpoints import (
     checkpoint_of,
     go_back,
@@ -28,7 +28,7 @@ from .events import RunFolder
 from .grading import Episode
 from .halt import Halt, HoursOver, OutOfTime, Stopped
 from .intake import Intake
-from .minibatch import Fate, Group, fate_of, prepare_minibatch, split_evenly
+from .minibatch import Fate, Group, fate_of, split_evenly
 from .policy import CheckpointGone, PolicyClient, PolicyService, Update
 from .rollout import Rollout
 from .sampler import PolicySampler
@@ -72,7 +72,8 @@ class TrainingJob:
         self._halt = halt
         self._missing, self._from_step = missing, from_step
         self._time_is_up = False
-        self._reference: PolicySampler | None = service.base_sampler(halt=halt) if config.kl_coef else None
+        base = service.base_sampler(halt=halt) if config.kl_coef else None
+        self._references = References(base, config, self.name, folder.log)
         self._intake = Intake(config, lambda number: task_at(tasks, config.seed, index, number).instance_id)
         self._sampler: PolicySampler | None = None
         self._pools: list[Workers] = []
@@ -125,7 +126,8 @@ class TrainingJob:
         rollouts = Workers(config.rollout_workers, f"{self.name}-rollout")
         graders = Workers(config.grading_workers, f"{self.name}-grading")
         producer = Workers(1, f"{self.name}-producer")
-        self._pools = [producer, rollouts, graders]
+        self._asker = Workers(1, f"{self.name}-references")
+        self._pools = [producer, rollouts, graders, self._asker]
         self._intake.queued = rollouts.waiting
         waiting = threading.BoundedSemaphore(config.grading_queue_size)
         producer.submit(lambda: self._guard(self._produce, phase, rollouts, graders, waiting))
@@ -135,7 +137,7 @@ class TrainingJob:
 
         Raises OutOfTime, Stopped and the like before the batch is full: what of it was trained on is then dropped.
         """
-        batch = Batch(began=time.monotonic())
+        batch = Batch(time.monotonic(), self._config.min_group_size)
         self._intake.last = step + 1 == self._config.steps
         name = f"{phase}-{self.name}-step{step:05d}"
         try:
@@ -160,20 +162,17 @@ class TrainingJob:
         known = config.groups_per_batch if config.max_groups_per_batch is None and config.max_staleness else 0
         for places in split_evenly(range(known), config.minibatch_groups):
             self._fill(batch, deadline, places[-1] + 1)
-            yield self._prepare(batch, [batch.kept[place] for place in places])
+            yield from filter(None, [self._prepare(batch, places)])
         self._fill(batch, deadline)
         if batch.filled is None:
             batch.filled = time.monotonic()
-            groups = [group.number for group in batch.kept]
-            self._folder.log("training_start", job=self.name, step=step, groups=groups)
-        for rest in split_evenly(batch.kept[known:], config.minibatch_groups):
-            yield self._prepare(batch, rest)
+            numbers = [group.number for group in batch.trained()]
+            self._folder.log("training_start", job=self.name, step=step, groups=numbers)
+        for places in split_evenly(range(known, len(batch.kept)), config.minibatch_groups):
+            yield from filter(None, [self._prepare(batch, places)])
 
-    def _prepare(self, batch: Batch, groups: list[Group]) -> list[Any]:
-        references = None
-        if self._reference is not None:
-            references = [[each.result() for each in batch.references[group.number]] for group in groups]
-        return prepare_minibatch(groups, references, self._config.kl_coef)
+    def _prepare(self, batch: Batch, places: list[int]) -> list[Any]:
+        return batch.minibatch(places, self._config.kl_coef, self._folder.log)
 
     def _fill(self, batch: Batch, deadline: float, kept: int | None = None) -> None:
         """Take finished groups until the batch has so many kept ones; None: until it is full. Raises OutOfTime."""
@@ -208,10 +207,7 @@ class TrainingJob:
                 intake.change.wait(0.2)
 
     def _note(self, batch: Batch, group: Group, fate: Fate) -> None:
-        batch.take(group, fate)
-        if fate is Fate.KEPT and self._reference is not None:
-            references = ask_references(self._reference, group, self.name, self._folder.log)
-            batch.references[group.number] = references
+        batch.take(group, fate, self._references.take(group, fate))
         self._folder.log(
             "group_failed" if fate is Fate.FAILED else "group",
             job=self.name,
@@ -347,4 +343,7 @@ class TrainingJob:
 
     def _finish(self, assembly: Assembly, attempt: int, episode: Episode | None) -> None:
         if (group := assembly.put(attempt, episode)) is not None:
+            number = group.number
+            self._references.expect(group)
             self._intake.completed(group)
+            self._asker.submit(lambda: self._guard(self._references.ask, number))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from .grading import Episode
+from .token_ids import model_input, shared
 
 if TYPE_CHECKING:
     from tinker import types
@@ -63,13 +64,9 @@ def fate_of(group: Group, version: int, min_group_size: int, max_staleness: int 
 
 
 def without_tokens(group: Group) -> Group:
-    """Return a group that is not to be trained on without what takes memory: rewards, turns and times are left."""
-    tokens, mask, logprobs = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
-    episodes = [
-        replace(each, rollout=replace(each.rollout, tokens=tokens, mask=mask, logprobs=logprobs))
-        for each in group.episodes
-    ]
-    return replace(group, episodes=tuple(episodes))
+    """Return a group that is not to be trained on without what takes memory: rewards and times are left."""
+    episodes = tuple(replace(each, rollout=each.rollout.bare()) for each in group.episodes)
+    return replace(group, episodes=episodes)
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:
@@ -111,15 +108,16 @@ def prepare_minibatch(
     """Return one Datum an episode: inputs tokens[:-1]; targets, logprobs and advantages shifted by one.
 
     references: for each group and episode the base model's log-probability of every token, shape (tokens,);
-    needed where kl_coef > 0. Raises ValueError where it is missing or its shape is wrong.
+    needed where kl_coef > 0. Raises ValueError where it is missing or its shape is wrong; RecordingLost where an
+    attempt is on disk alone and cannot be read back, which a `Batch` does before, losing it.
     """
     if kl_coef and references is None:
         raise ValueError("kl_coef > 0 needs the reference log-probabilities of every episode")
-    generated = sum(int(episode.rollout.mask.sum()) for group in groups for episode in group.episodes)
+    generated = sum(episode.rollout.sampled_tokens for group in groups for episode in group.episodes)
     data = []
     for g, group in enumerate(groups):
         for e, (episode, advantage) in enumerate(zip(group.episodes, advantages(group.rewards), strict=True)):
-            rollout = episode.rollout
+            rollout = episode.rollout.whole()
             reference = references[g][e] if references is not None and kl_coef else None
             if reference is not None and reference.shape != rollout.mask.shape:
                 raise ValueError(
@@ -140,7 +138,7 @@ def datum(tokens: np.ndarray, logprobs: np.ndarray, weights: np.ndarray) -> type
     from tinker import types
 
     return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1].tolist()),
+        model_input=model_input(shared(tokens[:-1])),
         loss_fn_inputs={
             "target_tokens": types.TensorData.from_numpy(tokens[1:].astype(np.int64)),
             "logprobs": types.TensorData.from_numpy(logprobs[1:]),

@@ -267,8 +267,8 @@ class Picture:
     height: int
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the PNG, and return where it is."""
-        path = Path(path)
+        """Write the PNG, and return where it is. Raises ValueError where the name tells of another format."""
+        path = png_path(path)
         path.write_bytes(self.png)
         return path
 
@@ -285,10 +285,18 @@ def picture(figure: Figure, words: str) -> Picture:
     return Picture(png_bytes(figure, words), words, width, height)
 
 
+def png_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path to write a PNG to. Raises ValueError where its ending tells of another format."""
+    path = Path(path)
+    if path.suffix.lower() not in ("", ".png"):
+        raise ValueError(f"{path}: a figure is written as PNG: name a file that ends in .png")
+    return path
+
+
 def save_reward_time(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
     """Draw a run folder's figure into reward_time.png in it, or into `path`; returns where it is."""
     summary = summarise(Path(folder))
-    path = Path(folder) / "reward_time.png" if path is None else Path(path)
+    path = Path(folder) / "reward_time.png" if path is None else png_path(path)
     with drawing:
         png = png_bytes(reward_time_figure(summary), alt_text(summary))
     path.write_bytes(png)

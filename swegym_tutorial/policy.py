@@ -220,6 +220,7 @@ class PolicyClient:
             calls.append((forward, self._trainer.optim_step(adam)))
             when_done(calls[-1][1], partial(self._service.minibatch_done, self.job, step, time.monotonic()))
             self._pending += calls[-1]
+            del data  # while the next is collected; the SDK has it, until it is answered
         metrics: dict[str, float] = {}
         for forward, update in calls:
             metrics = dict(wait(forward, self.halt, "forward_backward").metrics)
@@ -237,6 +238,7 @@ class PolicyClient:
             if data is None:
                 return
             yield data
+            del data
 
     def _publish(self, name: str, began: float, count: int, metrics: dict[str, float]) -> Update:
         trained = time.monotonic()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from .config import TrainingConfig
 from .patches import GitTimeout, capture_patch
 from .sandbox import CommandResult, Sandbox, SandboxBackend
 from .tasks import Task
+from .token_ids import shared
 from .tools import BASH_TOOL, observation, parse_tool_calls
 
 CONTEXT_MARGIN = 16  # tokens left free at the end of the context
@@ -46,6 +47,15 @@ class Sample:
     tokens: list[int]
     logprobs: list[float]  # of each token, under the policy that sampled it
     stopped: bool  # at a stop token; False: the budget ran out
+
+
+class RecordingLost(RuntimeError):
+    """An attempt that was kept on disk alone cannot be read back: an infrastructure fault."""
+
+    def __init__(self, text: str, key: Mapping[str, Any]) -> None:
+        """key: the fields of the attempt's events."""
+        super().__init__(text)
+        self.key = dict(key)
 
 
 class Sampler(Protocol):
@@ -71,7 +81,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One attempt. The three arrays have equal lengths; a trailing observation is cut off."""
+    """One attempt. The three arrays have equal lengths; a trailing observation is cut off.
+
+    Where `read` is set it is kept on disk: what takes memory is left out here, and `whole` brings it back.
+    """
 
     task_id: str
     tokens: np.ndarray  # int32: prompt, turns and observations as the policy saw them
@@ -81,6 +94,22 @@ class Rollout:
     ending: Ending
     patch: bytes
     seconds: float
+    read: Callable[[], Rollout] | None = field(default=None, repr=False, compare=False)
+
+    def whole(self) -> Rollout:
+        """Return it with all that it had. Raises RecordingLost where it was on disk, and cannot be read."""
+        return self if self.read is None else self.read()
+
+    def bare(self) -> Rollout:
+        """Return it without its tokens, texts, outputs and patch: what was counted of its turns is left."""
+        arrays = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+        turns = (replace(turn, text="", commands=(), results=(), errors=()) for turn in self.turns)
+        return Rollout(self.task_id, *arrays, tuple(turns), self.ending, b"", self.seconds)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Of its turns; of its mask where it has none, as one made by hand."""
+        return sum(turn.sampled_tokens for turn in self.turns) if self.turns else int(self.mask.sum())
 
     @property
     def sampling_seconds(self) -> float:
@@ -207,8 +236,8 @@ def generate_rollout(
     Raises SandboxError and PolicyError for infrastructure faults; what the agent does never raises.
     """
     began = time.monotonic()
-    tokens = chat.prompt(task)
-    sampled: list[tuple[int, list[float]]] = []  # (position, log-probabilities) of each turn's tokens
+    tokens = shared(chat.prompt(task))  # lists that grow with every turn, and of which hundreds wait at once
+    sampled: list[tuple[int, np.ndarray]] = []  # (position, log-probabilities) of each turn's tokens
     turns: list[Turn] = []
     ending = Ending.TURN_LIMIT
     with closing(sandboxes.open(task)) as sandbox:
@@ -221,8 +250,8 @@ def generate_rollout(
             start = time.monotonic()
             turn_seed = None if seed is None else (seed + len(turns)) % 2**31
             sample = sampler.sample(tokens, budget, turn_seed)
-            sampled.append((len(tokens), sample.logprobs))
-            tokens = tokens + sample.tokens
+            sampled.append((len(tokens), np.array(sample.logprobs, np.float32)))
+            tokens = tokens + shared(sample.tokens)
             turn, shown = _act(sandbox, chat.decode(sample.tokens), sample, time.monotonic() - start, config)
             turns.append(turn)
             on_turn(turn)
@@ -233,7 +262,8 @@ def generate_rollout(
             if not shown:
                 ending = Ending.FINAL
                 break
-            tokens = tokens + chat.observations(shown, stopped=sample.tokens[-1] in chat.stop_tokens)
+            tokens = tokens + shared(chat.observations(shown, stopped=sample.tokens[-1] in chat.stop_tokens))
+            del sample, shown  # not to be kept while the next turn is waited for
         patch = _patch_of(sandbox, task, sandboxes, config.patch_bytes)
     return Rollout(
         task.instance_id, *_arrays(tokens, sampled), tuple(turns), ending, patch, time.monotonic() - began
@@ -270,8 +300,9 @@ def _act(
         commands.append(call.command)
         # Four bytes a character at most, and half of the output is kept from its end.
         output_bytes = 8 * config.observation_chars
-        results.append(sandbox.exec(call.command, timeout=config.tool_timeout, output_bytes=output_bytes))
-        shown.append(observation(results[-1], config.observation_chars))
+        result = sandbox.exec(call.command, timeout=config.tool_timeout, output_bytes=output_bytes)
+        shown.append(observation(result, config.observation_chars))
+        results.append(_as_shown(result, config.observation_chars))
     turn = Turn(
         text,
         len(sample.tokens),
@@ -284,10 +315,22 @@ def _act(
     return turn, shown
 
 
+def _as_shown(result: CommandResult, limit: int) -> CommandResult:
+    """Return a result without the output that the policy is not shown, which may be many times as long.
+
+    The note that a sandbox leaves for what it left out itself is output here.
+    """
+    cut = max(0, len(result.output.rstrip("\n")) - limit)
+    if not cut:
+        return result
+    left_out = len(result.output[:cut].encode("utf-8", "surrogatepass"))
+    return replace(result, output=result.output[cut:], truncated_bytes=result.truncated_bytes + left_out)
+
+
 def _arrays(
-    tokens: list[int], sampled: list[tuple[int, list[float]]]
+    tokens: list[int], sampled: list[tuple[int, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    last, logprobs_of_last = sampled[-1] if sampled else (len(tokens), [])
+    last, logprobs_of_last = sampled[-1] if sampled else (len(tokens), np.zeros(0, np.float32))
     length = last + len(logprobs_of_last)
     mask = np.zeros(length, dtype=bool)
     logprobs = np.zeros(length, dtype=np.float32)

@@ -1,6 +1,8 @@
 """One attempt's border: what is retried, what is lost, and what is recorded of it."""
 
 import re
+import time
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from conftest import FINAL, Script, tool_call
 
 from swegym_tutorial import TrainingConfig, answers
-from swegym_tutorial.attempts import AttemptRunner, Identity, sampling_seed
+from swegym_tutorial.attempts import AttemptRunner, Identity, Workers, sampling_seed
 from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.events import EventReader, RunFolder, read_episode
 from swegym_tutorial.grading import Grader, Outcome
@@ -218,3 +220,40 @@ def test_an_own_reward_that_fails_is_named_with_its_reason(made, chat, task):
     rollout = runner.rollout(task, Script(chat, FINAL), identity(task), halt)
     with pytest.raises(ValueError, match=r"broken, .* failed with TypeError: .*positional"):
         runner.grade(task, rollout, identity(task), halt)
+
+
+def test_of_a_graded_attempt_neither_patch_nor_what_the_tests_told_stays_in_memory(made, chat, task):
+    runner, folder, halt = made(faults=0)
+    mended = tool_call(f"git apply <<'END'\n{task.patch}\nEND")
+    rollout = runner.rollout(task, Script(chat, mended, FINAL), identity(task), halt)
+    assert rollout.read is None and rollout.patch
+    episode = runner.grade(task, rollout, identity(task), halt)
+    assert episode.reward == 1 and episode.rollout.tokens is rollout.tokens
+    assert (episode.rollout.patch, episode.verdict.tests, episode.verdict.log) == (b"", {}, "")
+    place = folder.episode("run-1", "train-job0", 3, 0)
+    assert read_episode(place)["verdict"]["tests"] and (place / "prediction.patch").read_bytes()
+    assert next(place.glob("*/test_output.txt")).read_text().strip()
+
+
+def test_sampled_tokens_are_those_of_the_turns_and_stay_counted(made, chat, task):
+    runner, _, halt = made(faults=0)
+    rollout = runner.rollout(task, Script(chat, tool_call("ls"), FINAL), identity(task), halt)
+    assert rollout.sampled_tokens == rollout.mask.sum() == rollout.bare().sampled_tokens > 0
+    by_hand = replace(rollout, turns=())
+    assert by_hand.sampled_tokens == rollout.sampled_tokens
+
+
+def test_an_idle_worker_holds_nothing_of_its_last_call():
+    class Attempt:
+        pass
+
+    workers, attempt = Workers(1, "idle"), Attempt()
+    held = weakref.ref(attempt)
+    workers.submit(lambda attempt=attempt: None)
+    del attempt
+    deadline = time.monotonic() + 30
+    while held() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert held() is None
+    workers.close()
+    assert workers.join(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import json
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import ClassVar
 
 import httpx
@@ -298,13 +300,41 @@ def test_what_was_left_half_written_is_found(name, tmp_path):
     assert checks.all_of(folder) == [f"{name} was left half written"]
 
 
-def test_an_attempt_that_cannot_be_read_is_found(tmp_path):
+def _flipped(path: Path) -> None:
+    """Change a byte of the tokens' data."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b"tokens.npy") + 20] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        _flipped,
+        lambda path: path.write_bytes(path.read_bytes()[:-40]),
+        lambda path: path.write_bytes(b""),
+    ],
+)
+def test_an_attempt_that_cannot_be_read_is_found(damage, tmp_path):
     folder = write(story(), tmp_path / "run")
-    place = folder / "episodes" / "run-0" / JOB
-    (place / "g000000-a0" / "trajectory.json.gz").write_bytes(b"\x1f\x8b cut")
-    (place / "g000000-a1" / "trajectory.json.gz").unlink()
-    found = checks.all_of(folder)
-    assert len(found) == 2 and all("g000000-a" in text and "cannot be read" in text for text in found)
+    damage(folder / "episodes" / "run-0" / JOB / "g000000-a0" / "trajectory.npz")
+    (text,) = checks.all_of(folder)
+    assert "g000000-a0 cannot be read" in text
+
+
+def test_attempts_of_earlier_versions_are_read_and_what_is_wrong_in_them_is_found(tmp_path):
+    folder = write(story(), tmp_path / "run")
+    for n, reward in enumerate((MIXED[0], 1 - MIXED[1])):
+        place = folder / "episodes" / "run-0" / JOB / f"g000000-a{n}"
+        (place / "trajectory.npz").unlink()
+        told = json.dumps({"verdict": {"reward": reward}}).encode()
+        (place / "trajectory.json.gz").write_bytes(gzip.compress(told))
+    (text,) = checks.all_of(folder)
+    assert text.endswith("g000000-a1 tells another reward than the log")
+    (place / "trajectory.json.gz").write_bytes(b"\x1f\x8b cut")
+    (text,) = checks.all_of(folder)
+    assert "g000000-a1 cannot be read" in text
 
 
 def _another_reward(told: Told) -> None:

@@ -7,7 +7,9 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,14 +17,18 @@ import pytest
 
 from swegym_tutorial import TrainingConfig, load_tasks
 from swegym_tutorial.attempts import Workers
-from swegym_tutorial.batches import NoLearningSignal, task_at
+from swegym_tutorial.batches import Batch, NoLearningSignal, References, task_at
 from swegym_tutorial.calls import PolicyError
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.job import TrainingJob
+from swegym_tutorial.minibatch import Fate, Group
 from swegym_tutorial.policy import Update
-from swegym_tutorial.rollout import Ending, Rollout
+from swegym_tutorial.rollout import Ending, RecordingLost, Rollout
+from swegym_tutorial.sampler import PolicySampler
+from swegym_tutorial.session import Line
+from swegym_tutorial.watch import Watch
 
 
 class Attempts:
@@ -79,27 +85,78 @@ class Client:
         return replace(self.publish(name), minibatches=len(self.batches[-1]), train_seconds=self.seconds)
 
 
+SERVICES: list[Service] = []  # of the present test
+
+
+class Base:
+    """A session whose base model says -2 for each token; `answer` is asked what comes instead, with the call's number."""
+
+    def __init__(self, answer=lambda number: None) -> None:
+        self.answer = answer
+        self.up = threading.Event()  # until then nothing is sampled from
+        self.up.set()
+        self.asked: list[list[int]] = []
+        self.lock = threading.Lock()
+
+    def sampler(self, path, halt):
+        while not self.up.wait(0.01):
+            if halt.is_set():
+                raise Stopped
+        return self
+
+    def compute_logprobs(self, prompt):
+        tokens, future = prompt.to_ints(), Future()
+        with self.lock:
+            self.asked.append(tokens)
+            answer = self.answer(len(self.asked) - 1)
+        if isinstance(answer, Future):
+            return answer
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer or [None, *[-2.0] * (len(tokens) - 1)])
+        return future
+
+    def close(self):
+        pass
+
+
 class Service:
-    """Names policies by their paths; as a reference, says -2 for each token."""
+    """Names policies by their paths; its reference is the real one, in a session as above."""
+
+    def __init__(self, base):
+        self.base, self.base_samplers, self.log = base, 0, []
+        self.watch = Watch(
+            lambda event, **fields: self.log.append(event), lambda: None, slow=0.2, look_every=0.05
+        )
+        self.line = Line(lambda: base, self.watch)
+        SERVICES.append(self)
 
     def sampler(self, path, halt=None):
         return SimpleNamespace(path=path)
 
     def base_sampler(self, halt=None):
-        def logprobs(tokens, answered):
-            answered()
-            return SimpleNamespace(result=lambda: np.full(tokens.shape, -2.0))
-
-        return SimpleNamespace(path="base", logprobs=logprobs)
+        self.base_samplers += 1
+        return PolicySampler(self.line, "base", [], 1.0, halt)
 
 
-def job(tmp_path, config, attempts, client=None, *, index=0):
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    while SERVICES:
+        SERVICES.pop().watch.close()
+
+
+def job(tmp_path, config, attempts, client=None, *, index=0, base=None):
     folder = RunFolder(tmp_path)
     folder.open()
     stop = Halt()
     client = client or Client()
-    made = TrainingJob(index, config, load_tasks(), Service(), client, attempts, folder, stop)
-    return SimpleNamespace(job=made, folder=folder, stop=stop, client=client, attempts=attempts)
+    service = Service(base or Base())
+    made = TrainingJob(index, config, load_tasks(), service, client, attempts, folder, stop)
+    return SimpleNamespace(
+        job=made, service=service, folder=folder, stop=stop, client=client, attempts=attempts
+    )
 
 
 def events(setup, *names):
@@ -193,13 +250,40 @@ def test_the_kl_term_asks_the_reference_and_reaches_the_data(tmp_path):
         np.testing.assert_allclose(weights.sum(), -0.5, rtol=1e-4)
     kept = [e["group"] for e in events(setup, "group") if e["fate"] == "kept"]
     asked = events(setup, "reference")
-    assert sorted(e["group"] for e in asked) == sorted(kept) and all(e["seconds"] >= 0 for e in asked)
+    assert set(kept) <= {e["group"] for e in asked} and all(e["seconds"] >= 0 for e in asked)
+
+
+def test_references_are_asked_for_while_the_trainer_trains(tmp_path):
+    early = []
+
+    class Patient(Client):
+        def update(self, minibatches, step, name):
+            done = super().update(minibatches, step, name)
+            kept = [e["group"] for e in events(setup, "group") if e["fate"] == "kept"]
+            end = time.monotonic() + SOON
+            while not early and time.monotonic() < end:
+                early.extend({e["group"] for e in events(setup, "reference")} - set(kept))
+                time.sleep(0.01)
+            return done
+
+    setup = job(tmp_path, replace(FAST, steps=2, kl_coef=0.5), Attempts(), Patient())
+    setup.job.run("phase", time.time() + SOON)
+    assert early
+
+
+def test_a_group_without_a_signal_is_not_asked_about(tmp_path):
+    config = replace(FAST, steps=2, kl_coef=0.5)
+    setup = job(tmp_path, config, Attempts(rate=lambda task: float(task.instance_id.endswith("1")) or 0.3))
+    setup.job.run("phase", time.time() + SOON)
+    uniform = {e["group"] for e in events(setup, "group") if e["fate"] == "uniform"}
+    assert uniform and not uniform & {e["group"] for e in events(setup, "reference")}
 
 
 def test_case_27_without_a_kl_term_no_reference_is_asked_for(tmp_path):
     # SkyRL: servers without prompt log-probabilities serve all the same.
     setup = job(tmp_path, replace(FAST, steps=1), Attempts())
-    assert setup.job._reference is None
+    setup.job.run("phase", time.time() + SOON)
+    assert not setup.service.base_samplers and not events(setup, "reference")
 
 
 def test_case_33_a_run_that_learns_nothing_stops_and_says_why(tmp_path):
@@ -348,3 +432,268 @@ def test_workers_run_everything_and_end():
     assert workers.join(5)
     assert sorted(done) == list(range(50))
     assert not [t for t in threading.enumerate() if t.name.startswith("some-worker")]
+
+
+# -- Attempts on disk, whose recordings may be lost ------------------------------------------------
+
+
+class OnDisk(Attempts):
+    """Attempts that are read back; `reads` is asked with the identity and how often it was read, True: it is lost."""
+
+    def __init__(self, lost_at) -> None:
+        super().__init__()
+        self.lost_at, self.reads = lost_at, Counter()
+
+    def rollout(self, task, sampler, identity, halt):
+        made = super().rollout(task, sampler, identity, halt)
+        return replace(made.bare(), read=lambda: self.read(made, identity))
+
+    def read(self, made, identity):
+        with self.lock:
+            count = self.reads[identity.group, identity.attempt]
+            self.reads[identity.group, identity.attempt] += 1
+        if self.lost_at(identity.attempt, count):
+            raise RecordingLost("a disk fault", {"job": identity.job, "attempt": identity.attempt})
+        return made
+
+
+@pytest.mark.parametrize("kl_coef, reads", [(0.0, 0), (0.1, 0), (0.1, 1)])
+@pytest.mark.parametrize("gone", [{3}, set(range(1, 8)), set(range(8))])
+def test_attempts_that_cannot_be_read_back_are_not_trained_on_and_end_no_run(tmp_path, gone, kl_coef, reads):
+    # Lost before the reference is asked, or between that and the minibatch.
+    attempts = OnDisk(lambda attempt, count: attempt in gone and count >= reads)
+    setup = job(tmp_path, replace(FAST, steps=3, kl_coef=kl_coef), attempts)
+    setup.job.run("phase", time.time() + SOON)
+    groups = {event["group"]: event for event in events(setup, "group")}
+    steps, sizes = events(setup, "step_done"), setup.client.batches
+    assert len(steps) == 3 and sum(sum(step["groups"].values()) for step in steps) <= len(groups)
+    faults = events(setup, "attempt_fault")
+    assert set(Counter(event["attempt"] for event in faults)) == gone
+    assert all(event["reason"] == "RecordingLost: a disk fault" for event in faults)
+    assert sum(step["lost"] for step in steps) == len(faults)
+    for step, data in zip(steps, sizes, strict=True):
+        left = {
+            n: [r for i, r in enumerate(groups[n]["rewards"]) if i not in gone]
+            for n in step["trained_groups"]
+        }
+        assert all(len(set(rewards)) == 2 for rewards in left.values())
+        assert step["groups"]["kept"] == len(left) and sum(data) == sum(map(len, left.values()))
+        assert 0 not in data and step["minibatches"] == len(data)
+        if left:
+            np.testing.assert_allclose(step["reward_mean_kept"], np.mean([*chain(*left.values())]))
+        assert step["attempts"] + step["lost"] == 8 * sum(step["groups"].values())
+    if len(gone) > 1:
+        assert sum(step["groups"]["failed"] for step in steps) > 0 and sizes == [[]] * 3
+    assert not setup.service.log, "a disk's fault is not told as the server's"
+    assert max(attempts.reads.values()) <= 3
+
+
+def rollout(token=1, read=None):
+    mask = np.array([False, True, True])
+    arrays = np.array([1, 2, token], np.int32), mask, -mask.astype(np.float32)
+    made = Rollout("t", *arrays, (), Ending.FINAL, b"", 0.1)
+    return made if read is None else replace(made.bare(), read=read)
+
+
+def gone():
+    raise RecordingLost("a disk fault", {"attempt": 0})
+
+
+def group(number, rewards, read=lambda n: None):
+    """Return a group with these rewards; where `read` gives something, the n-th attempt is read by it."""
+    verdicts = [Verdict(Outcome.RESOLVED if reward else Outcome.UNRESOLVED) for reward in rewards]
+    return Group(number, "t", 0, tuple(Episode(rollout(n, read(n)), each) for n, each in enumerate(verdicts)))
+
+
+def unheard(event, **fields):
+    pass
+
+
+UPDATE = Update("checkpoint", "sampler", 1, {}, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "rewards, lost, least, fate",
+    [([1] + [0] * 7, {0}, 2, "uniform"), ([1, 0, 0, 0], {1, 2, 3}, 4, "failed"), ([1, 0], {0, 1}, 2, "failed"),
+     ([1, 1, 0, 0], {0}, 4, "failed"), ([1, 1, 0, 0], {0}, 3, "kept")],
+)  # fmt: skip
+def test_a_group_that_no_rule_would_keep_after_a_loss_is_not_trained_on(rewards, lost, least, fate):
+    batch = Batch(0.0, min_group_size=least)
+    batch.take(group(0, rewards, lambda n: gone if n in lost else None), Fate.KEPT)
+    batch.take(group(1, [1, 0, 0, 0]), Fate.KEPT)
+    batch.take(group(2, [1] * 4), Fate.UNIFORM)
+    batch.filled = 1.0
+    data = batch.minibatch([0, 1], 0.0, unheard)
+    left = [reward for n, reward in enumerate(rewards) if n not in lost]
+    kept = left if fate == "kept" else []
+    assert len(data) == len(kept) + 4
+    weights = [d.loss_fn_inputs["advantages"].to_numpy() for d in data[len(kept) :]]
+    np.testing.assert_allclose(weights[0], 1.5 / (2 * len(data)), rtol=1e-5)  # nothing else thins them out
+    told = batch.result(0, 1, UPDATE, 2.0)
+    fates = Counter({"kept": 1, "uniform": 1}) + Counter([fate])
+    assert {name: count for name, count in told["groups"].items() if count} == fates
+    assert told["trained_groups"] == ([0, 1] if kept else [1])
+    assert (told["attempts"], told["lost"]) == (len(left) + 8, len(lost))
+    np.testing.assert_allclose(told["reward_mean"], np.mean([*left, 1, 0, 0, 0, 1, 1, 1, 1]))
+    np.testing.assert_allclose(told["reward_mean_kept"], np.mean([*kept, 1, 0, 0, 0]))
+    assert len(batch.minibatch([0, 1], 0.0, unheard)) == len(data), "and again where training failed"
+    assert batch.minibatch([0], 0.0, unheard) == data[: len(kept)] or kept
+
+
+def test_a_batch_of_which_nothing_is_left_has_a_line():
+    batch = Batch(0.0)
+    batch.take(group(0, [1, 0], lambda n: gone), Fate.KEPT)
+    batch.filled = 1.0
+    assert batch.minibatch([0], 0.0, unheard) == []
+    told = batch.result(0, 1, replace(UPDATE, minibatches=0), 2.0)
+    assert told["reward_mean"] == told["reward_mean_kept"] == 0 and told["trained_groups"] == []
+    assert (told["attempts"], told["lost"], told["groups"]["failed"]) == (0, 2, 1)
+
+
+# -- References ------------------------------------------------------------------------------------
+
+DOWN = [ConnectionError("no answer")] * 1000
+
+
+def referenced(answers, halt):
+    """Return a batch of one group with its references from a server of such answers, and its session."""
+    base = Base(lambda number: answers[number] if number < len(answers) else None)
+    sampler = Service(base).base_sampler(halt)
+    batch, made = Batch(0.0), group(0, [1, 0])
+    batch.take(made, Fate.KEPT, [sampler.logprobs(each.rollout) for each in made.episodes])
+    return batch, base
+
+
+def test_a_server_that_one_client_waits_for_holds_up_no_other_client():
+    halt, ends = Halt(), []
+
+    def wait():
+        try:
+            waiting.minibatch([0], 0.1, unheard)
+        except Stopped as end:
+            ends.append(end)
+
+    waiting, _ = referenced(DOWN, halt)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    done = []
+    other = threading.Thread(
+        target=lambda: done.extend(referenced([], Halt())[0].minibatch([0], 0.1, unheard)), daemon=True
+    )
+    other.start()
+    other.join(10)
+    assert len(done) == 2 and thread.is_alive()
+    halt.set()
+    thread.join(10)
+    assert not thread.is_alive() and ends
+
+
+def test_errors_of_references_are_raised_by_the_minibatch_and_the_next_try_asks_again():
+    # Refused: each of two tries asks twice, and the first answer was there before.
+    batch, base = referenced([ValueError("what?"), None, *[ValueError("what?")] * 3], Halt())
+    with pytest.raises(PolicyError, match="what"):
+        batch.minibatch([0], 0.1, unheard)
+    assert len(base.asked) == 5
+    assert len(batch.minibatch([0], 0.1, unheard)) == 2 and batch.lost == 0
+
+
+def test_a_recording_that_is_gone_is_lost_and_not_asked_for_again():
+    base, halt, told = Base(), Halt(), []
+    sampler = Service(base).base_sampler(halt)
+    reads = []
+
+    def read():
+        reads.append(1)
+        gone()
+
+    reference = sampler.reference(rollout(read=read), lambda: told.append(1))
+    reference.begin()
+    assert not told
+    for _ in range(2):
+        with pytest.raises(RecordingLost):
+            reference.result()
+    assert len(reads) == 3 and not base.asked and told == [1]
+
+
+def test_references_that_cannot_be_asked_for_keep_no_grader_and_no_group_waiting(tmp_path):
+    base = Base()
+    base.up.clear()
+    config = replace(FAST, steps=2, kl_coef=0.1, grading_workers=1, grading_queue_size=1, rollout_workers=2)
+    setup = job(tmp_path, config, Attempts(rate=lambda task: 0.5), base=base)
+    thread = threading.Thread(target=lambda: setup.job.run("phase", time.time() + SOON), daemon=True)
+    thread.start()
+    end = time.monotonic() + 20
+    while len(events(setup, "group")) < 3 and time.monotonic() < end:
+        time.sleep(0.02)
+    taken = len(events(setup, "group"))
+    base.up.set()
+    thread.join(SOON)
+    assert taken >= 3 and not thread.is_alive() and len(events(setup, "step_done")) == 2
+    kept = {event["group"] for event in events(setup, "group") if event["fate"] == "kept"}
+    assert kept <= {event["group"] for event in events(setup, "reference")}
+    assert setup.job.join(10)
+
+
+def test_a_stop_ends_those_who_ask_for_references(tmp_path):
+    base = Base()
+    base.up.clear()
+    setup = job(tmp_path, replace(FAST, kl_coef=0.1), Attempts(), base=base)
+    threading.Timer(0.5, setup.stop.set).start()
+    with pytest.raises(Stopped):
+        setup.job.run("phase", time.time() + SOON)
+    assert setup.job.join(10)
+
+
+def expecting(base, log=unheard):
+    return References(Service(base).base_sampler(Halt()), FAST, "train-job0", log)
+
+
+@pytest.mark.parametrize("taken_first", [True, False])
+def test_each_attempt_of_a_group_is_asked_about_once_whoever_comes_first(taken_first):
+    base = Base()
+    base.up.clear()
+    references = expecting(base)
+    mixed = group(4, [1, 0, 0, 1])
+    references.expect(mixed)
+    asker = threading.Thread(target=references.ask, args=(4,))
+    if not taken_first:
+        asker.start()
+    made = references.take(mixed, Fate.KEPT)
+    if taken_first:
+        asker.start()
+    results = []
+    taker = threading.Thread(target=lambda: results.extend(each.result() for each in made))
+    taker.start()
+    time.sleep(0.1)
+    base.up.set()
+    for thread in (asker, taker):
+        thread.join(10)
+    assert len(results) == 4 and sorted(base.asked) == [[1, 2, n] for n in range(4)]
+    references.ask(4)
+    assert len(base.asked) == 4 and references.take(mixed, Fate.KEPT) == []
+
+
+def test_a_group_that_is_too_old_is_not_asked_about_any_more():
+    base = Base()
+    references = expecting(base)
+    references.expect(group(4, [1, 0]))
+    references.take(group(4, [1, 0]), Fate.STALE)
+    references.ask(4)
+    assert base.asked == [] and references._made == references._to_ask == {}
+
+
+@pytest.mark.parametrize("fault", [ConnectionError("cut"), [None, float("nan"), 0.0], "not asked", "lost"])
+def test_the_seconds_of_references_are_told_whatever_becomes_of_one(fault):
+    base, told = Base(lambda number: None if isinstance(fault, str) or number != 1 else fault), []
+    references = expecting(base, lambda event, **fields: told.append((event, fields)))
+    mixed = group(4, [1, 0, 0], lambda n: gone if fault == "lost" and n == 1 else None)
+    references.expect(mixed)
+    if fault != "not asked":
+        references.ask(4)
+    assert told == []
+    batch = Batch(0.0)
+    batch.take(mixed, Fate.KEPT, references.take(mixed, Fate.KEPT))
+    assert len(batch.minibatch([0], 0.1, unheard)) == (2 if fault == "lost" else 3)
+    ((event, fields),) = told
+    assert event == "reference" and fields["group"] == 4 and fields["seconds"] >= 0

@@ -1,5 +1,8 @@
 """Groups, advantages and the Datum, against numbers worked out by hand."""
 
+import contextlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from swegym_tutorial.minibatch import (
     split_evenly,
     token_advantages,
 )
-from swegym_tutorial.rollout import Ending, Rollout
+from swegym_tutorial.rollout import Ending, RecordingLost, Rollout
 
 
 def episode(
@@ -94,6 +97,25 @@ def test_a_missing_or_misshapen_reference_is_refused():
         prepare_minibatch([group(1, 0)], None, kl_coef=0.1)
     with pytest.raises(ValueError, match="2 reference log-probabilities for 4 tokens"):
         prepare_minibatch([group(1, 0)], [[np.zeros(2)] * 2], kl_coef=0.1)
+
+
+def test_an_attempt_on_disk_is_read_back_or_refused():
+    def gone():
+        raise RecordingLost("a disk fault", {})
+
+    whole = group(1, 0)
+    first, second = whole.episodes
+    for read, how in (
+        (lambda: second.rollout, contextlib.nullcontext()),
+        (gone, pytest.raises(RecordingLost)),
+    ):
+        kept = replace(second, rollout=replace(second.rollout.bare(), read=read))
+        with how:
+            assert prepare_minibatch([replace(whole, episodes=(first, kept))])[1].model_input.to_ints() == [
+                5,
+                6,
+                7,
+            ]
 
 
 @pytest.mark.parametrize(

@@ -334,3 +334,5 @@ def test_a_picture_shows_itself_in_a_notebook_with_its_words_and_is_saved(tmp_pa
     }
     assert Image.open(made.save(tmp_path / "figure.png")).info["Description"] == "what it shows"
     assert "what it shows" in repr(made) and len(repr(made)) < 200
+    with pytest.raises(ValueError, match=r"figure.pdf: a figure is written as PNG"):
+        made.save(tmp_path / "figure.pdf")

@@ -20,6 +20,7 @@ from swegym_tutorial.calls import PolicyError, Trouble, pause
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.minibatch import datum
 from swegym_tutorial.policy import CheckpointGone, PolicyClient, PolicyService
+from swegym_tutorial.rollout import Ending, RecordingLost, Rollout
 from swegym_tutorial.server.store import Address
 from swegym_tutorial.watch import Watch
 
@@ -248,6 +249,33 @@ def test_case_21_what_is_waited_for_is_told_with_its_reason_and_its_age() -> Non
     assert "short on capacity" in second["reason"]
     watch.join(5)
     assert not [t for t in threading.enumerate() if t.name == "server-watch" and t is watch.thread]
+
+
+def test_what_is_asked_of_an_attempt_on_disk_needs_its_recording_until_it_is_asked(server: Served) -> None:
+    tokens = np.array(TOKENS, np.int32)
+    mask = np.arange(len(tokens)) % 3 == 1
+    made = Rollout("t", tokens, mask, -mask.astype(np.float32), (), Ending.FINAL, b"", 1.0)
+    there, log = [True], Log()
+
+    def read() -> Rollout:
+        if not there[0]:
+            raise RecordingLost("a disk fault", {})
+        return made
+
+    kept = replace(made.bare(), read=read)
+    with closing(PolicyService(CONFIG, (server.url, server.key), Halt(), log)) as service:
+        base = service.base_sampler()
+        whole, asked, not_asked = base.logprobs(tokens).result(), base.logprobs(kept), base.reference(kept)
+        there[0] = False
+        np.testing.assert_array_equal(asked.result(), np.where(mask, whole, 0))
+        with pytest.raises(RecordingLost):
+            not_asked.result()
+        not_asked.begin()
+        there[0] = True
+        not_asked.begin()
+        not_asked.begin()
+        np.testing.assert_array_equal(not_asked.result(), asked.result())
+    assert log.events == []
 
 
 def wait_until(condition: Any, seconds: float = 20) -> None:

@@ -98,3 +98,9 @@ def test_make_lab_opens_a_notebook_that_is_there():
         "jupyter looks for it from the project's folder"
     )
     assert (ROOT / command[command.index("--notebook-dir") + 1]).is_dir()
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "swegym_tutorial", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("usage: swegym-tutorial ")

@@ -210,3 +210,14 @@ def test_case_10_an_attempt_does_not_begin_where_the_answer_lies_about(task, cha
     ):
         generate_rollout(task, script, chat, Leaky(), config)
     assert not script.prompts
+
+
+def test_of_a_long_output_no_more_is_kept_than_the_policy_was_shown(task, chat, sandboxes, config):
+    script = Script(chat, tool_call("seq 1 200; printf '\\n\\n'"), tool_call("echo é"), FINAL)
+    rollout = generate_rollout(task, script, chat, sandboxes, replace(config, observation_chars=100))
+    (long,), (short,) = (turn.results for turn in rollout.turns[:2])
+    whole = "".join(f"{n}\n" for n in range(1, 201)) + "\n\n"
+    kept = whole.rstrip("\n")[-100:]
+    assert long.output == kept + "\n\n\n" and long.truncated_bytes == len(whole) - len(long.output)
+    assert short.output == "é\n" and short.truncated_bytes == 0
+    assert kept in chat.decode(script.prompts[1]) and f"\n{whole[:20]}" not in chat.decode(script.prompts[1])

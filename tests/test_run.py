@@ -115,7 +115,8 @@ def test_every_attempt_is_recorded_with_its_turns_patch_and_tests(whole):
             episode["verdict"]["reward"] == event["reward"] and episode["instance_id"] == event["instance_id"]
         )
         assert len(episode["tokens"]) == len(episode["mask"]) == len(episode["logprobs"])
-        assert (folder / "ungraded.json.gz").exists() and (folder / "prediction.patch").exists()
+        assert (folder / "trajectory.npz").exists() and (folder / "prediction.patch").exists()
+        assert not (folder / "ungraded.npz").exists()
         tests = folder / event["instance_id"].lower()
         assert json.loads((tests / "report.json").read_text())["outcome"] == event["outcome"]
         assert (tests / "test_output.txt").exists()

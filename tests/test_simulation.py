@@ -13,7 +13,7 @@ from swegym_tutorial import TrainingConfig
 from swegym_tutorial.attempts import Identity
 from swegym_tutorial.halt import Halt
 
-sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parent / "benchmarks"))  # last: it has names that tests have too
 
 from simulation import Attempts, Clock, Simulation, Timing, Trainer, bound, make_world
 

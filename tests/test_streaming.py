@@ -23,7 +23,7 @@ from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.job import TrainingJob
 from swegym_tutorial.minibatch import split_evenly
 from swegym_tutorial.policy import PolicyClient
-from swegym_tutorial.rollout import Ending, Rollout
+from swegym_tutorial.rollout import Ending, RecordingLost, Rollout
 from swegym_tutorial.watch import Watch
 
 CONFIG = TrainingConfig.laptop(
@@ -268,3 +268,40 @@ def test_filling_is_not_told_as_waiting_for_the_server(begin):
     setup.server.ails = "it is asked though nobody waits for it"
     run(setup)
     assert setup.server.log == []
+
+
+class OnDisk(Attempts):
+    """Attempts that are read back, where `lost` does not say of their group that they cannot be."""
+
+    def __init__(self, lost: Any) -> None:
+        super().__init__()
+        self.lost = lost
+
+    def rollout(self, task: Any, sampler: Any, identity: Any, halt: Any) -> Rollout:
+        made = super().rollout(task, sampler, identity, halt)
+
+        def read() -> Rollout:
+            if self.lost(identity.group):
+                raise RecordingLost("a disk fault", {"job": identity.job, "group": identity.group})
+            return made
+
+        return replace(made.bare(), read=read)
+
+
+@pytest.mark.parametrize("change", [{}, {"max_staleness": 0}])
+@pytest.mark.parametrize("lost", [lambda group: group in (0, 1, 2), lambda group: True])
+def test_what_cannot_be_read_back_is_not_trained_on_and_an_empty_minibatch_not_sent(begin, lost, change):
+    setup = begin(replace(CONFIG, **change), OnDisk(lost))
+    run(setup)
+    steps, trained = events(setup, "step_done"), setup.server.trained()
+    assert [step["step"] for step in steps] == [0, 1]
+    groups = [event["group"] for event in events(setup, "group")]
+    assert [*chain(*(step["trained_groups"] for step in steps))] == [n for n in groups if not lost(n)]
+    assert [*chain(*trained)] == [n for n in groups if not lost(n)] and [] not in trained
+    updates = [call for call, _ in setup.server.calls if call == "optim_step"]
+    assert sum(step["minibatches"] for step in steps) == len(trained) == len(updates)
+    for step in steps:
+        assert step["groups"]["kept"] == len(step["trained_groups"]) and sum(step["groups"].values()) == 5
+        assert step["lost"] == 8 * step["groups"]["failed"] == 40 - step["attempts"]
+        assert step["reward_mean"] == step["reward_mean_kept"] == (0.5 if step["attempts"] else 0.0)
+    assert len([call for call, _ in setup.server.calls if call == "publish"]) == 3

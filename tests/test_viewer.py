@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded import rollout_to_json
 from test_dashboard import run_cells
 from tokenizers import Tokenizer
 
@@ -26,7 +27,6 @@ import swegym_tutorial
 from swegym_tutorial import EpisodeViewer, TrainingConfig, load_tasks
 from swegym_tutorial.attempt_json import (
     rollout_from_json,
-    rollout_to_json,
     verdict_from_json,
     verdict_to_json,
 )
@@ -207,7 +207,7 @@ def test_an_unknown_name_is_told_with_near_ones(writer: Writer) -> None:
 
 def test_listing_reads_no_attempt_and_passes_over_what_is_none(writer: Writer) -> None:
     for attempt in range(3):
-        (writer.save(0, attempt) / "trajectory.json.gz").write_bytes(b"damaged")
+        (writer.save(0, attempt) / "trajectory.npz").write_bytes(b"damaged")
     root = writer.folder.path / "episodes"
     for odd in ("run-1/train-job0/notes", "run-1/train-job0/.g000009-a0", ".deleted+run-1/x/g000000-a0"):
         (root / odd).mkdir(parents=True)
@@ -664,8 +664,20 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
+def as_text(value: Any) -> np.ndarray:
+    return np.frombuffer(dumps(value).encode(), np.uint8)
+
+
 def other_json(value: Any) -> Callable[[Path], None]:
     def write(path: Path) -> None:
+        if path.suffix == ".npz":
+            members = dict(np.load(path))
+            saved = json.loads(bytes(members["attempt"]))
+            changed = {**saved, **value} if isinstance(value, dict) else value
+            members["attempt"] = as_text(changed)
+            for name in members.keys() & (value if isinstance(value, dict) else {}).keys():
+                members[name] = as_text(value[name]) if name == "verdict" else np.array(value[name])
+            return np.savez(path, **members)
         saved = json.loads(gzip.decompress(path.read_bytes()))
         changed = {**saved, **value} if isinstance(value, dict) else value
         path.write_bytes(gzip.compress(dumps(changed).encode()))
@@ -678,11 +690,39 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
 
 def other_text(old: bytes, new: bytes) -> Callable[[Path], None]:
     def write(path: Path) -> None:
+        if path.suffix == ".npz":
+            members = dict(np.load(path))
+            text = bytes(members["attempt"])
+            assert old in text
+            members["attempt"] = np.frombuffer(text.replace(old, new), np.uint8)
+            return np.savez(path, **members)
         text = gzip.decompress(path.read_bytes())
         assert old in text
         path.write_bytes(gzip.compress(text.replace(old, new)))
 
     return write
+
+
+def by_an_earlier_version(path: Path, made: Rollout, verdict: Verdict | None) -> None:
+    """Write an attempt's file as earlier versions did, in place of the one that is there."""
+    new, name = ("trajectory", "trajectory.json.gz") if verdict else ("ungraded", "ungraded.json.gz")
+    (path / f"{new}.npz").unlink()
+    told = {"verdict": verdict_to_json(verdict)} if verdict else {}
+    (path / name).write_bytes(gzip.compress(dumps(rollout_to_json(made) | told).encode()))
+
+
+def test_what_earlier_versions_recorded_is_shown_as_ever(writer: Writer) -> None:
+    shown = []
+    for old in (False, True):
+        for attempt, verdict in enumerate((FIXED, None)):
+            path = writer.save(0, attempt, rollout(), verdict)
+            if old:
+                by_an_earlier_version(path, rollout(), verdict)
+        viewer = EpisodeViewer(writer.folder.path, "g000000-a0")
+        whole = viewer.html
+        viewer.show("g000000-a1")
+        shown.append((whole, viewer.html))
+    assert shown[0] == shown[1] and all("Turn 1" in page for page in shown[0])
 
 
 @pytest.mark.parametrize(
@@ -691,6 +731,7 @@ def other_text(old: bytes, new: bytes) -> Callable[[Path], None]:
         cut_short,
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"\x1f\x8b no gzip"),
+        lambda path: path.write_bytes(b"PK\x03\x04 no zip"),
         other_json([]),
         other_json(None),
         other_json({"tokens": [1]}),
@@ -714,12 +755,15 @@ def other_text(old: bytes, new: bytes) -> Callable[[Path], None]:
         other_text(b'"errors": []', b'"errors": ' + DEEP),
     ],
 )
+@pytest.mark.parametrize("name", ["trajectory.npz", "trajectory.json.gz"])
 def test_a_damaged_recording_is_told_and_hides_no_other(
-    writer: Writer, damage: Callable[[Path], None]
+    writer: Writer, damage: Callable[[Path], None], name: str
 ) -> None:
     path = writer.save(0, 0)
     writer.save(0, 1)
-    damage(path / "trajectory.json.gz")
+    if name.endswith(".gz"):
+        by_an_earlier_version(path, rollout(), FIXED)
+    damage(path / name)
     viewer = EpisodeViewer(writer.folder.path, "g000000-a0")
     assert "its recording in g000000-a0 is damaged" in viewer.html and "is damaged" in str(viewer)
     Elements(viewer.html)

@@ -5,8 +5,10 @@ Knows namespaces, mounts and limits; nothing of tasks, output or deadlines, nor 
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +18,8 @@ from .limits import Limits
 from .userns import FIRST_INSIDE, UserNamespace
 from .view import View
 
+TOOLS = ("bash", "prlimit", "setpriv")
+_PLACES = "/usr/local/bin:/usr/bin:/bin"  # of the tools, outside and inside
 SHARED_MEMORY = 64 << 20  # bytes of /dev/shm, the one other place that can be written to
 CLEAN: Mapping[str, str] = {
     "PATH": "/usr/bin:/bin",
@@ -103,9 +107,9 @@ class Bubblewrap:
         """
         limits, size = self.limits, self.limits.disk_mb << 20 if may_write else 0
         number, processes = self.inside(agent), self.limits.processes + _counted_too()
-        drop = f"setpriv --reuid {number} --regid {number} --clear-groups --no-new-privs"
+        drop = f"{tool('setpriv')} --reuid {number} --regid {number} --clear-groups --no-new-privs"
         drop += " --bounding-set=-all --inh-caps=-all"
-        limit = f"prlimit --cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1} --as={limits.memory_mb << 20}"
+        limit = f"{tool('prlimit')} --cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1} --as={limits.memory_mb << 20}"
         limit += f" --nproc={processes} --fsize={size} --core=0 --nofile=1024"
         return [*(drop.split() if self.namespace else ()), *limit.split()]
 
@@ -113,6 +117,15 @@ class Bubblewrap:
     def pass_fds(self) -> tuple[int, ...]:
         """What bubblewrap must inherit."""
         return (self.namespace.fd,) if self.namespace else ()
+
+
+@functools.cache
+def tool(name: str) -> str | None:
+    """Return where one of TOOLS is; None where it is not.
+
+    Its path is told to bubblewrap, since a search inside would go by a PATH that may lead to the agent's programs.
+    """
+    return shutil.which(name, path=_PLACES)
 
 
 def _counted_too() -> int:

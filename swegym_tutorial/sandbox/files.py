@@ -8,6 +8,7 @@ deeper than any path. Knows nothing of commands or namespaces.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import subprocess
@@ -35,7 +36,7 @@ class State:
     path: Path
     owner: int | None = None
 
-    @property
+    @functools.cached_property
     def folders(self) -> tuple[Path, ...]:
         return tuple(self.path / name for name in FOLDERS.values())
 
@@ -57,8 +58,11 @@ class State:
         One that it removed, or put something else in place of, becomes an empty folder: without isolation it can.
         """
         for folder in self.folders:
-            mode = os.lstat(folder).st_mode if os.path.lexists(folder) else None
-            if mode is None or not stat.S_ISDIR(mode):
+            try:
+                mode = os.lstat(folder).st_mode
+            except FileNotFoundError:
+                mode = 0
+            if not stat.S_ISDIR(mode):
                 folder.unlink(missing_ok=True)
                 os.mkdir(folder, 0o755)
                 self.give(folder)

@@ -37,19 +37,28 @@ class Meter:
     It looks first after FIRST_LOOK seconds of a command, then about every MEMORY_EVERY seconds at memory and
     processes and every DISK_EVERY at files. So a command can go over by what it manages to take between two
     looks: about 0.2 s of touching memory (some 0.5 GB a core), about 0.5 s of writing to disk. Short commands
-    are added up until they make FIRST_LOOK seconds. Not seen are files that are deleted and still open,
-    unattached shared memory, what lies deeper than a path can tell, and, for an ordinary user, what lies in
-    unreadable folders.
+    are added up until they make FIRST_LOOK seconds; what they took too much is told and ends none of them. Not
+    seen are files that are deleted and still open, unattached shared memory, what lies deeper than a path can
+    tell, and, for an ordinary user, what lies in unreadable folders.
     """
 
     def __init__(self, folders: tuple[Path, ...], limits: Limits) -> None:
         self._folders, self._limits = folders, limits
         self.disk_excess: str | None = None  # what the last look at the files found too much
+        self._found = 0, 0  # bytes and number of files at that look
+        self._most = limits.disk_mb << 20, limits.disk_mb * FILES_PER_MB
+        self._allowed = self._most  # to the command that runs; beyond it, it must be deleting
         self._unseen = 0.0  # seconds of commands since that look
         self.due = self._disk_due = 0.0
 
     def begin(self) -> None:
-        """A command starts now; sets `due`, the time (time.monotonic) of the first look."""
+        """A command starts now; sets `due`, the time (time.monotonic) of the first look.
+
+        Where there is too much on disk already, that much is allowed, so that there is the time to delete; and
+        from then on never more than the least that was found, until all is within the limit again.
+        """
+        size, count = map(_lowered, self._most, self._allowed, self._found)
+        self._allowed = size, count
         self.due = self._disk_due = time.monotonic() + FIRST_LOOK
 
     def look(self, pid: int) -> str | None:
@@ -59,7 +68,11 @@ class Meter:
         now = time.monotonic()
         self.due = now + max(MEMORY_EVERY, COST * (now - start))
         if excess is None and now >= self._disk_due:
+            before = self._found
             excess = self._look_at_disk()
+            found = zip(before, self._found, self._allowed, strict=True)
+            if all(new <= allowed or new < old for old, new, allowed in found):
+                excess = None
             after = time.monotonic()
             self._disk_due = after + max(DISK_EVERY, COST * (after - now))
         return excess
@@ -89,13 +102,18 @@ class Meter:
         for folder in self._folders:
             for used in disk_use(folder):
                 size, count = size + used, count + 1
-        files = self._limits.disk_mb * FILES_PER_MB
+        self._found = size, count
         self.disk_excess = None
-        if size > self._limits.disk_mb << 20:
+        if size > self._most[0]:
             self.disk_excess = f"files take {size >> 20} MB; the limit is {self._limits.disk_mb} MB"
-        elif count > files:
-            self.disk_excess = f"there are {count} files and folders; the limit is {files}"
+        elif count > self._most[1]:
+            self.disk_excess = f"there are {count} files and folders; the limit is {self._most[1]}"
         return self.disk_excess
+
+
+def _lowered(most: int, allowed: int, found: int) -> int:
+    """Return what the next command is allowed: the limit, or beyond it the least found since the first excess."""
+    return max(most, found if allowed == most else min(allowed, found))
 
 
 def descendants(pid: int) -> Iterator[int]:

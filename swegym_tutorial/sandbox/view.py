@@ -10,14 +10,16 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIMS = "/opt/agent/bin"  # inside: commands that the interpreter's own bin folder lacks
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "nsswitch.conf", "mime.types")
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "mime.types")
+# Names are looked up in files alone: the machine's own list may name services, whose libraries each look-up would load.
+_NAMES = "passwd: files\ngroup: files\nhosts: files\n"
 _PARTS = ("bin", "lib", sys.platlibdir, "pyvenv.cfg")  # of a prefix
 
 
@@ -57,9 +59,13 @@ def _system() -> list[str]:
     return arguments
 
 
-def _way_to(path: Path) -> list[str]:
-    """Make the folders above a path with ordinary rights: bubblewrap's own are unreadable to a second user."""
-    return [a for above in reversed(path.parents[:-1]) for a in ("--perms", "0755", "--dir", str(above))]
+def _way_to(path: Path, made: Collection[Path] = ()) -> list[str]:
+    """Make the folders above a path with ordinary rights: bubblewrap's own are unreadable to a second user.
+
+    made: folders that are there.
+    """
+    folders = [above for above in reversed(path.parents[:-1]) if above not in made]
+    return [a for above in folders for a in ("--perms", "0755", "--dir", str(above))]
 
 
 def interpreter_folders() -> list[Path]:
@@ -113,11 +119,13 @@ def layers(shown: set[Path], hidden: set[Path]) -> list[str]:
         if visible != (rules[above] if above else False):
             rules[path] = visible
     arguments: list[str] = []
+    made: set[Path] = set()  # nothing is put over these later: what comes later lies deeper, or beside them
     for path, visible in rules.items():
         if not visible:
             arguments += ["--perms", "0755", "--size", "65536", "--tmpfs", str(path)]
         else:
-            arguments += [*_way_to(path), "--ro-bind", str(path), str(path)]
+            arguments += [*_way_to(path, made), "--ro-bind", str(path), str(path)]
+            made.update(path.parents)
     for path, visible in rules.items():
         if not visible:
             arguments += ["--remount-ro", str(path)]
@@ -134,6 +142,7 @@ def _write_etc(folder: Path) -> Path:
         elif source.is_file():
             shutil.copyfile(source, folder / name)
     (folder / "hosts").write_text("127.0.0.1 localhost sandbox\n::1 localhost\n", encoding="utf-8")
+    (folder / "nsswitch.conf").write_text(_NAMES, encoding="utf-8")
     for name in ("passwd", "group"):
         (folder / name).touch()
     for base, _, names in os.walk(folder):  # readable inside, whatever our umask

@@ -1,34 +1,31 @@
 """Batched decoding of the requests for one version: they join while others are under way, and leave when done.
 
-A step reads one token of every row. The rows' cached keys and values are aligned at the right, behind padding, so
-a row joins or leaves by a pad or a selection. Beginnings that were read before are not read again. Knows nothing of
-how tokens are chosen, or of training.
+A step reads one token of every row. Beginnings that were read before are not read again. Knows nothing of how keys
+and values are kept, how tokens are chosen, or of training.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
-from transformers import DynamicCache
 
-from .prefixes import NOTHING, Prefix, Prefixes
+from .cache import ROOM, RowCache
+from .prefixes import NOTHING, Prefixes
 from .records import Limits, SampledSequence, SampleJob, Samples, UserError
 from .sampling import BASE, Adapter, SamplingModel, choose, score
 
 MAX_ROWS = 64  # sequences decoded at once,
-MAX_TOKENS = 2**17  # and the tokens that their cache may hold
-PREFILL_TOKENS = 8192  # padded prompt tokens read at once,
-PREFILL_LOGITS = 2**27  # and the logits that they may make, where prompts are scored
+MAX_TOKENS = 2**17  # and the tokens that their cache has room for; only one request alone may have more
+PREFILL_TOKENS = 8192  # padded prompt tokens read at once
 
 
-@dataclass
+@dataclass(eq=False)
 class _Request:
     job: SampleJob
     done: Callable[[Samples | Exception], None]
@@ -69,9 +66,9 @@ class Decoder:
         self._merged = BASE
         self._prefixes = Prefixes()
         self._waiting: deque[_Request] = deque()
+        self._taken: set[_Request] = set()  # no longer waiting, and not yet answered
         self._rows: list[_Row] = []
-        self._cache = DynamicCache()
-        self._sizes = torch.empty(0, dtype=torch.int64)  # of each row's tokens in the cache, at its right
+        self._cache = RowCache(MAX_TOKENS)
         self._last = torch.empty(0)  # each row's logits of its next token, float32 (rows, vocabulary)
 
     @property
@@ -83,10 +80,9 @@ class Decoder:
 
     def fail(self, error: Exception) -> None:
         """Answer all requests, also those that wait, with an error."""
-        requests = {id(row.request): row.request for row in self._rows}
         self._keep([])
-        for request in requests.values():
-            request.done(error)
+        while self._taken:
+            self._taken.pop().done(error)
         while self._waiting:
             self._waiting.popleft().done(error)
 
@@ -99,8 +95,12 @@ class Decoder:
         adapter = self._adapter()
         if adapter is not self._merged:
             self._merged, self._prefixes = adapter, Prefixes()
+        began = time.monotonic()
         self._model.activate(adapter)
-        deadline = time.monotonic() + seconds
+        now = time.monotonic()
+        deadline = now + max(
+            seconds, 4 * (now - began)
+        )  # else large models would do little but change versions
         while self.busy:
             while self._waiting and self._admit():
                 pass
@@ -109,26 +109,30 @@ class Decoder:
                 return
 
     def _admit(self) -> bool:
-        """Read the prompts of requests that wait, as many as fit, and add their rows. False where none fits."""
+        """Read the prompts of requests that wait, as many as fit, and add their rows. False where that's all for now.
+
+        A prompt that is scored is read alone, and one between two steps: so no bit of its scores hangs on the others.
+        """
         scored = self._waiting[0].job.scores_prompt
-        budget = PREFILL_LOGITS // self._limits.vocab if scored else PREFILL_TOKENS
         requests: list[_Request] = []
-        rows, longest = len(self._rows), int(self._sizes.max()) if self._rows else 0
+        rows = len(self._rows)
+        longest = max((row.request.job.prompt.size + row.limit for row in self._rows), default=0)
         width = 0
         while self._waiting and self._waiting[0].job.scores_prompt == scored:
             job = self._waiting[0].job
             rows += job.num_samples
             width = max(width, job.prompt.size)
             longest = max(longest, job.prompt.size + self._limit(job))
-            full = rows > MAX_ROWS or rows * longest > MAX_TOKENS
+            full = rows > MAX_ROWS or rows * (longest + ROOM) > MAX_TOKENS
             if full and (requests or self._rows):
                 break
-            if requests and (len(requests) + 1) * width > budget:
+            if requests and (scored or (len(requests) + 1) * width > PREFILL_TOKENS):
                 break
             requests.append(self._waiting.popleft())
+            self._taken.add(requests[-1])
         if requests:
             self._prefill(requests, scored)
-        return bool(requests)
+        return bool(requests) and not scored
 
     def _limit(self, job: SampleJob) -> int:
         room = self._limits.context - job.prompt.size + 1  # the last token is sampled and never read
@@ -138,74 +142,58 @@ class Decoder:
         """Read prompts and add a row for each of their sequences; equal prompts are read once."""
         prompts = {request.job.prompt.tobytes(): request.job.prompt for request in requests}
         places = {key: n for n, key in enumerate(prompts)}
-        reuse = self._model.full_attention and not scored
-        known = [self._prefixes.find(prompt) if reuse else NOTHING for prompt in prompts.values()]
-        cache, logits = self._read(list(prompts.values()), known, scored)
-        sizes = np.array([prompt.size for prompt in prompts.values()])
-        if reuse:
-            for row, prompt in enumerate(prompts.values()):
-                self._prefixes.keep(prompt, _row_of(cache, row, prompt.size))
-        chosen = []
+        first = len(self._rows)
+        copies = sum(request.job.num_samples for request in requests) - len(prompts)
+        logits = self._read(list(prompts.values()), scored, copies)
+        rows: list[_Row | None] = [None] * len(prompts)
+        chosen = list(range(len(prompts)))
         for request in requests:
-            job = request.job
-            place = places[job.prompt.tobytes()]
+            place = places[request.job.prompt.tobytes()]
             if scored:
-                request.scores = score(job, logits[place])
-            stops = self._eos if job.stop_tokens is None else job.stop_tokens
-            for number in range(job.num_samples):
-                seed = None if job.seed is None else [job.seed % 2**64, number]
-                random = np.random.default_rng(seed)
-                self._rows.append(_Row(request, number, self._limit(job), stops, random))
-                chosen.append(place)
-        tensor = self._model.tensor
-        self._join(cache, tensor(sizes), logits[:, -1], tensor(np.array(chosen)))
+                request.scores = score(request.job, logits[place])
+            for row in self._rows_of(request):
+                if rows[place] is None:
+                    rows[place] = row
+                else:
+                    self._cache.copy(first + place)
+                    rows.append(row)
+                    chosen.append(place)
+        self._rows += [row for row in rows if row is not None]
+        last = logits[self._model.tensor(np.array(chosen)), -1]
+        self._last = torch.cat([self._last, last]) if first else last
 
-    def _read(
-        self, prompts: list[np.ndarray], known: list[Prefix], scored: bool
-    ) -> tuple[DynamicCache, torch.Tensor]:
-        """Return the prompts' cache, aligned at the right, and the logits of their last (scored: all) tokens."""
-        tensor = self._model.tensor
+    def _rows_of(self, request: _Request) -> Iterator[_Row]:
+        job = request.job
+        stops = self._eos if job.stop_tokens is None else job.stop_tokens
+        for number in range(job.num_samples):
+            seed = None if job.seed is None else [job.seed % 2**64, number]
+            yield _Row(request, number, self._limit(job), stops, np.random.default_rng(seed))
+
+    def _read(self, prompts: list[np.ndarray], scored: bool, copies: int) -> torch.Tensor:
+        """Read prompts into rows of their own, which will be copied so many times.
+
+        Returns the logits of their last (scored: all) tokens.
+        """
+        reuse = self._model.full_attention and not scored
+        known = [self._prefixes.find(prompt) if reuse else NOTHING for prompt in prompts]
+        first = len(self._rows)
         sizes = np.array([prompt.size for prompt in prompts])
-        old = np.array([prefix.size for prefix in known])
-        cache, before = _cache_of(known), int(old.max())
-        width = int((sizes - old).max())
-        tokens = np.zeros((len(prompts), width), np.int64)
-        for row, (prompt, prefix) in enumerate(zip(prompts, known, strict=True)):
-            tokens[row, width - (prompt.size - prefix.size) :] = prompt[prefix.size :]
-        positions = np.arange(width)[None] - (width - sizes)[:, None]
-        seen = np.concatenate(
-            [np.arange(before)[None] >= (before - old)[:, None], positions >= old[:, None]], axis=1
-        )
-        logits = self._model.forward(
-            tensor(tokens),
-            tensor(seen.astype(np.int64)),
-            tensor(positions.clip(0)),
-            cache,
-            0 if scored else 1,
-        )
-        if before:
-            # Close the gap of padding between what was known and what was read now.
-            order = tensor(np.argsort(seen, axis=1, kind="stable")[:, -int(sizes.max()) :])
-            rows = torch.arange(len(prompts), device=order.device)[:, None]
-            for layer in _layers(cache):
-                layer.keys = layer.keys[rows, :, order].transpose(1, 2)
-                layer.values = layer.values[rows, :, order].transpose(1, 2)
-        return cache, logits
+        new = self._cache.open(sizes, known, copies)
+        tokens = np.zeros((len(prompts), self._cache.view.new), np.int64)
+        for row, (prompt, count) in enumerate(zip(prompts, new.tolist(), strict=True)):
+            tokens[row, -count:] = prompt[-count:]
+        logits = self._forward(self._model.tensor(tokens), 0 if scored else 1)
+        if reuse:
+            for row, prompt in enumerate(prompts, first):
+                self._prefixes.keep(prompt, self._cache.row(row, prompt.size))
+        return logits
 
-    def _join(
-        self, cache: DynamicCache, sizes: torch.Tensor, last: torch.Tensor, chosen: torch.Tensor
-    ) -> None:
-        """Add the chosen rows of a cache behind those that are there."""
-        cache.batch_select_indices(chosen)
-        if not self._sizes.numel():
-            self._cache, self._sizes, self._last = cache, sizes[chosen], last[chosen]
-            return
-        self._sizes = torch.cat([self._sizes, sizes[chosen]])
-        self._last = torch.cat([self._last, last[chosen]])
-        width = max(self._cache.get_seq_length(), cache.get_seq_length())
-        for old, new in zip(_layers(self._cache), _layers(cache), strict=True):
-            old.keys = torch.cat([_widened(old.keys, width), _widened(new.keys, width)])
-            old.values = torch.cat([_widened(old.values, width), _widened(new.values, width)])
+    def _forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        """Read the rows' new tokens; return the logits of the last `keep` (0: all) of them."""
+        view, tensor = self._cache.view, self._model.tensor
+        places = np.arange(-view.width, 0)[None] + self._cache.sizes[view.rows, None]  # below 0: padding
+        seen, positions = tensor((places >= 0).astype(np.int64)), tensor(places[:, -view.new :].clip(0))
+        return self._model.forward(tokens, seen, positions, self._cache, keep)
 
     def _step(self) -> None:
         """Sample a token for every row, let the finished ones go, and read the tokens of the others."""
@@ -226,36 +214,28 @@ class Decoder:
         if finished:
             for row, place, _ in finished:
                 self._remember(row, place)
-            self._keep(keep)
-            chosen = chosen[keep]
+            order = self._keep(keep)
+            chosen = chosen[order]
         for row, _, stopped in finished:
-            _finish(row, stopped)
-        if not self._rows:
-            return
-        width = self._cache.get_seq_length() + 1
-        columns = torch.arange(width, device=self._sizes.device)
-        seen = (columns[None] >= width - 1 - self._sizes[:, None]).long()
-        logits = self._model.forward(chosen[:, None], seen, self._sizes[:, None], self._cache, 1)
-        self._last = logits[:, -1]
-        self._sizes = self._sizes + 1
+            self._finish(row, stopped)
+        if self._rows:
+            self._cache.extend()
+            self._last = self._forward(chosen[:, None], 1)[:, -1]
 
-    def _keep(self, places: list[int]) -> None:
-        """Let all other rows go, and the padding that is then common to all."""
-        self._rows = [self._rows[place] for place in places]
+    def _keep(self, places: list[int]) -> list[int]:
+        """Let all other rows go. Returns the places that the rows had, in their new order."""
         if not places:
-            self._cache, self._sizes, self._last = DynamicCache(), self._sizes[:0], self._last[:0]
-            return
-        chosen = self._model.tensor(np.array(places))
-        self._sizes, self._last = self._sizes[chosen], self._last[chosen]
-        spare = self._cache.get_seq_length() - int(self._sizes.max())
-        for layer in _layers(self._cache):
-            layer.keys, layer.values = layer.keys[chosen, :, spare:], layer.values[chosen, :, spare:]
+            self._rows, self._cache = [], RowCache(MAX_TOKENS)
+            return places
+        order = self._cache.keep(places)
+        self._rows = [self._rows[place] for place in order]
+        return order
 
     def _remember(self, row: _Row, place: int) -> None:
         """Keep what a row has read, for the next turn that begins with it."""
         if self._model.full_attention and not row.request.job.scores_prompt:
             read = np.concatenate([row.request.job.prompt, row.tokens[:-1]]).astype(np.int64)
-            self._prefixes.keep(read, _row_of(self._cache, place, read.size))
+            self._prefixes.keep(read, self._cache.row(place, read.size))
 
     def _completes_text(self, row: _Row) -> bool:
         """Tell whether the row's last token completed one of its stop strings."""
@@ -267,44 +247,14 @@ class Decoder:
         text = self._tokenizer().decode(row.tokens[-longest:], skip_special_tokens=False)
         return any(string in text for string in strings)
 
-
-def _layers(cache: DynamicCache) -> list[Any]:
-    """A cache's layers, each with keys and values (rows, heads, tokens, size)."""
-    return cache.layers
-
-
-def _cache_of(known: Sequence[Prefix]) -> DynamicCache:
-    """Return a cache with a row for each prefix, aligned at the right behind zeros; empty where all are."""
-    cache = DynamicCache()
-    width = max(prefix.size for prefix in known)
-    layers = max((prefix.layers for prefix in known), key=len)
-    for n, pair in enumerate(layers):
-        keys, values = (kind.new_zeros(len(known), kind.shape[0], width, kind.shape[2]) for kind in pair)
-        for row, prefix in enumerate(known):
-            if prefix.size:
-                keys[row, :, width - prefix.size :] = prefix.layers[n][0][:, : prefix.size]
-                values[row, :, width - prefix.size :] = prefix.layers[n][1][:, : prefix.size]
-        cache.update(keys, values, n)
-    return cache
-
-
-def _row_of(cache: DynamicCache, row: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the keys and values of a row's tokens, each (heads, tokens, size)."""
-    return [(layer.keys[row, :, -size:], layer.values[row, :, -size:]) for layer in _layers(cache)]
-
-
-def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Pad keys or values at the left to `width` tokens."""
-    return pad(values, (0, 0, width - values.shape[2], 0))
-
-
-def _finish(row: _Row, stopped: bool) -> None:
-    """Hand a row's sequence to its request, and answer the request when it was the last."""
-    request = row.request
-    request.sequences[row.number] = SampledSequence(
-        np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32), stopped
-    )
-    sequences = [sequence for sequence in request.sequences if sequence is not None]
-    if len(sequences) == request.job.num_samples:
-        scores = request.scores
-        request.done(Samples(sequences, scores.prompt_logprobs, scores.topk_ids, scores.topk_logprobs))
+    def _finish(self, row: _Row, stopped: bool) -> None:
+        """Hand a row's sequence to its request, and answer the request when it was the last."""
+        request = row.request
+        request.sequences[row.number] = SampledSequence(
+            np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32), stopped
+        )
+        sequences = [sequence for sequence in request.sequences if sequence is not None]
+        if len(sequences) == request.job.num_samples:
+            scores = request.scores
+            self._taken.remove(request)
+            request.done(Samples(sequences, scores.prompt_logprobs, scores.topk_ids, scores.topk_logprobs))

@@ -21,10 +21,8 @@ from .models import Models, Version
 from .records import SampleJob, Samples, Trained, UserError
 
 KEPT_DECODERS = 4  # versions whose common beginnings are remembered while nobody samples from them
-SHORTEST_SLICE, LONGEST_SLICE = (
-    0.1,
-    1.0,
-)  # seconds of sampling between two pieces of work: as long as the last one
+# Seconds of sampling between two pieces of work: as long as the last one. Publishing is several short ones.
+SHORTEST_SLICE, LONGEST_SLICE = 0.01, 1.0
 
 Outcome = Samples | Trained | dict[str, Any] | Exception
 Done = Callable[[Outcome], None]

@@ -60,9 +60,10 @@ class Prefixes:
         if tokens.size > self._tokens.shape[1]:
             wider = np.full((MAX_SEQUENCES, tokens.size - self._tokens.shape[1]), -1, np.int64)
             self._tokens = np.concatenate([self._tokens, wider], axis=1)
+        copies = [(keys.clone(), values.clone()) for keys, values in layers]  # first, as memory may run out
         self._forget(place)
         self._tokens[place, : tokens.size] = tokens
-        self._layers[place] = [(keys.clone(), values.clone()) for keys, values in layers]
+        self._layers[place] = copies
         self._bytes[place] = sum(keys.nbytes + values.nbytes for keys, values in layers)
         self._touch(place)
         while self._bytes.sum() > MAX_BYTES:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from .records import SampleJob, Samples
@@ -31,6 +31,7 @@ class Adapter:
 
 
 BASE = Adapter("", 0.0)
+MIXED = Adapter("", 0.0)  # while weights are merged, or after that has failed midway
 FLOPS_A_THREAD = 1e9  # a thread more for each of these; with less to do, threads only wait for each other
 
 
@@ -59,8 +60,9 @@ class SamplingModel:
         """Merge an adapter's weights into the model, in the place of the last one's."""
         if adapter is self._active:
             return
+        self._active = MIXED
         with torch.no_grad():
-            for layer in self._active.layers.keys() - adapter.layers.keys():
+            for layer in self._originals.keys() - adapter.layers.keys():
                 self._weight(layer).copy_(self._originals[layer])
             for layer, (a, b) in adapter.layers.items():
                 weight = self._weight(layer)
@@ -77,7 +79,7 @@ class SamplingModel:
         tokens: torch.Tensor,
         seen: torch.Tensor,
         positions: torch.Tensor,
-        cache: DynamicCache,
+        cache: Cache,
         keep: int,
     ) -> torch.Tensor:
         """Read tokens (rows, new) into the cache; return the logits of the last `keep` (0: all) of them, float32.

@@ -3,8 +3,8 @@
     python tests/benchmarks/minibatch.py [--episodes 64] [--tokens 32768] [--repeats 5]
 
 Goal: masks, advantages and shifts in numpy at least 50 times as fast as a plain loop that comes to the same numbers,
-measured in the same run. `prepare_minibatch` also packs its arrays as the SDK wants them, tokens as a list of Python
-integers among them: what that takes is told beside it. The best of the repeats, in this process's own time.
+measured in the same run. `prepare_minibatch` also packs its arrays as the SDK wants them, tokens as lists: what that
+takes is told beside it. The best of the repeats, in this process's own time.
 """
 
 from __future__ import annotations

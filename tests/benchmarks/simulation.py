@@ -190,16 +190,20 @@ class Service:
     def base_sampler(self, halt: Any = None) -> Any:
         """Return the reference: its answers take their time, any number at once."""
 
-        def logprobs(tokens: np.ndarray, answered: Any) -> Any:
-            ready = self._clock.now() + self._timing.reference
+        def reference(tokens: np.ndarray, settled: Any) -> Any:
+            asked: list[float] = []
+
+            def begin() -> None:
+                asked.append(self._clock.now())
 
             def result() -> np.ndarray:
+                ready = (asked or [self._clock.now()])[0] + self._timing.reference
                 self._clock.sleep(max(0.0, ready - self._clock.now()))
                 return np.full(tokens.shape, -1.0)
 
-            return SimpleNamespace(result=result)
+            return SimpleNamespace(begin=begin, result=result)
 
-        return SimpleNamespace(path="base", logprobs=logprobs)
+        return SimpleNamespace(path="base", reference=reference)
 
 
 class Attempts:

@@ -26,6 +26,7 @@ EXACT: dict[str, Any] = {
     "max_groups_per_batch": 2,
     "minibatch_groups": 1,
     "group_size": 4,
+    "kl_coef": 0.1,  # so that the reference is asked, too
 }
 # Attempts side by side, of two clients: which groups come first is chance, and all the rest must hold.
 SIDE_BY_SIDE: dict[str, Any] = {

@@ -5,7 +5,6 @@ What each check is shown to find is found in a copy of it that was doctored.
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from swegym_tutorial import TrainingConfig
+from swegym_tutorial.episode_files import write_graded
+from swegym_tutorial.rollout import Ending, Rollout, Turn
+from swegym_tutorial.verdicts import Outcome, Verdict
 
 JOB = "train-job0"
 MODEL = "session:train:{part}"
@@ -129,6 +131,12 @@ def _entry(step: dict[str, Any], next_group: int, unfinished: list[int]) -> dict
     return told | {"next_group": next_group, "unfinished_groups": unfinished}
 
 
+def _attempt(task_id: str) -> Rollout:
+    arrays = np.arange(3, dtype=np.int32), np.array([False, True, True]), np.zeros(3, np.float32)
+    turn = Turn("Done.", 2, (), (), (), 0.1, 0.0)
+    return Rollout(task_id, *arrays, (turn,), Ending.FINAL, b"", 0.2)
+
+
 def write(told: Told, folder: Path) -> Path:
     """Write it as a run does, attempts' folders and the local server's checkpoint included."""
     from safetensors.numpy import save_file
@@ -148,8 +156,8 @@ def write(told: Told, folder: Path) -> Path:
         if event["event"] == "episode":
             place = folder / "episodes" / event["phase"] / JOB / f"g{event['group']:06d}-a{event['attempt']}"
             place.mkdir(parents=True, exist_ok=True)
-            saved = gzip.compress(json.dumps({"verdict": {"reward": event["reward"]}}).encode())
-            (place / "trajectory.json.gz").write_bytes(saved)
+            verdict = Verdict(Outcome(event["outcome"]), own_reward=event["reward"])
+            write_graded(place, _attempt(event["instance_id"]), verdict)
     weights = folder / "server" / MODEL.format(part=2).replace(":", "-") / "weights"
     weights.mkdir(parents=True)
     save_file({"lora_a": np.arange(6, dtype=np.float32)}, weights / "step1.safetensors")

@@ -20,7 +20,7 @@ import pytest
 
 import swegym_tutorial
 from swegym_tutorial.sandbox import Sandbox, SandboxUnavailable, local, root
-from swegym_tutorial.sandbox.limits import descendants
+from swegym_tutorial.sandbox.limits import Limits, Meter, descendants
 from swegym_tutorial.sandbox.local import LocalBackend
 from swegym_tutorial.sandbox.root import leftovers, reap
 from swegym_tutorial.sandbox.view import hidden_folders, interpreter_folders, layers
@@ -158,6 +158,14 @@ def test_the_deepest_rule_wins() -> None:
     assert "/srv/tree" not in layers(shown, hidden)
 
 
+def test_each_folder_on_the_way_is_made_once() -> None:
+    shown, hidden = {Path("/opt/p/bin"), Path("/opt/p/lib"), Path("/opt/p/src/lib")}, {Path("/opt/p/src")}
+    arguments = layers(shown | {Path("/opt/p/lib/x/shown")}, hidden | {Path("/opt/p/lib/x")})
+    made = [arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--dir"]
+    assert made.count("/opt") == made.count("/opt/p") == 1 and "/opt/p/src" in made
+    assert arguments.index("/opt/p/src") < arguments.index("/opt/p/src/lib")
+
+
 def test_the_checkout_is_among_the_hidden() -> None:
     package = Path(swegym_tutorial.__file__).parent
     hidden = hidden_folders(interpreter_folders())
@@ -192,6 +200,33 @@ def test_there_are_no_rights(sandbox: Sandbox) -> None:
     assert sandbox.exec("kill -9 1; kill -9 -1; sleep 0.1", timeout=60).exit_code in (0, 137)
     assert output(sandbox, "ls -l /proc/self/fd | grep -c -E 'pipe|null'") == "3\n"
     assert output(sandbox, "ls /proc/self/fd").split() == ["0", "1", "2", "3"]
+
+
+def test_what_gives_up_the_rights_is_never_a_program_of_the_agents(sandbox: Sandbox) -> None:
+    """With a PATH that leads to the agent's programs first: setpriv and prlimit still come from the system."""
+    caught = "#!/bin/sh\nprogram=$(basename $0); id -u > /tmp/caught-$program; grep Cap /proc/self/status\n"
+    for name in ("setpriv", "prlimit"):
+        sandbox.write_file(f"/testbed/{name}", caught.encode())
+    output(sandbox, "chmod +x setpriv prlimit")
+    result = sandbox.exec(
+        "type -P setpriv; ls /tmp; grep CapEff /proc/self/status; ulimit -c",
+        timeout=60,
+        env={"PATH": "/testbed:/usr/bin:/bin"},
+    )
+    assert result.output.split() == ["/testbed/setpriv", "CapEff:", "0000000000000000", "0"]
+
+
+def test_users_are_looked_up_in_the_sandboxs_own_files(sandbox: Sandbox) -> None:
+    who = "import os, pwd, grp; print(pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name)"
+    assert output(sandbox, f'python -c "{who}"') == "agent agent\n"
+    assert output(sandbox, "getent passwd | cut -d: -f1; getent group | cut -d: -f1").split() == [
+        "root", "agent", "root", "agent",
+    ]  # fmt: skip
+    assert output(sandbox, "getent hosts localhost | grep -c localhost") == "1\n"
+    files = "/etc/passwd /etc/group /etc/nsswitch.conf"
+    change = f"for f in {files}; do rm -f $f; echo x >> $f && echo $f; ln -sf /tmp/x $f && echo $f; done 2>/dev/null"
+    assert output(sandbox, f"{change}; true") == ""
+    assert output(sandbox, "whoami") == "agent\n"
 
 
 def test_the_agent_is_no_user_of_this_machine(small_task: Task) -> None:
@@ -281,8 +316,72 @@ def test_files_together_are_bounded(sandbox: Sandbox) -> None:
     )
     assert result.exit_code == 137 and "[killed: files take" in result.output
     assert sandbox.exec("echo more > more", timeout=60).exit_code != 0  # nothing grows any more
-    assert sandbox.exec("rm f*", timeout=60).exit_code == 0
+    slowly = "for f in f*; do rm $f; sleep 0.02; done"  # with looks at the files in between
+    assert sandbox.exec(slowly, timeout=60).exit_code == 0
     assert sandbox.exec("echo more > more; cat more", timeout=60).output == "more\n"
+
+
+def test_too_many_files_may_be_deleted_and_no_more_made(tmp_path: Path) -> None:
+    def fill(names: range) -> None:
+        for name in names:
+            (tmp_path / str(name)).write_bytes(b"x")
+
+    def looked() -> str | None:
+        meter.begin()
+        meter.look(os.getpid())
+        meter._disk_due = 0.0
+        return meter.look(os.getpid())
+
+    meter = Meter((tmp_path,), Limits(memory_mb=1 << 20, disk_mb=1, processes=1 << 20, cpu_seconds=0))
+    fill(range(101))
+    assert looked() == "there are 101 files and folders; the limit is 100"
+    assert looked() is None and meter.disk_excess  # a command that only deletes, slowly
+    meter.begin()
+    fill(range(101, 103))
+    meter._disk_due = 0.0
+    assert meter.look(os.getpid()) == "there are 103 files and folders; the limit is 100"
+    for name in range(50, 103):
+        (tmp_path / str(name)).unlink()
+    assert looked() is None and meter.disk_excess is None
+    fill(range(50, 101))
+    assert looked() == "there are 101 files and folders; the limit is 100"
+
+
+def test_what_is_allowed_beyond_the_limit_only_falls(tmp_path: Path) -> None:
+    """Not a little more with each command that was too short for a look."""
+
+    def files(count: int) -> None:
+        for number in range(max(count, len(list(tmp_path.iterdir())))):
+            file = tmp_path / str(number)
+            file.touch() if number < count else file.unlink(missing_ok=True)
+
+    def ended(*counts: int) -> list[bool]:
+        """Whether each look at a command ends it, with so many files there at each."""
+        meter.begin()
+        looks = []
+        for count in counts:
+            files(count)
+            meter._disk_due = 0.0
+            looks.append(meter.look(os.getpid()) is not None)
+        meter.end(0.3)
+        return looks
+
+    meter = Meter((tmp_path,), Limits(memory_mb=1 << 20, disk_mb=1, processes=1 << 20, cpu_seconds=0))
+    assert ended(160) == [True]
+    assert ended(160, 160) == [False, False]  # it may go on where nothing grows
+    for short in range(240, 481, 80):
+        meter.begin()
+        files(short)
+        assert meter.look(os.getpid()) is None  # no look at the disk is due
+        assert meter.end(0.3) == f"there are {short} files and folders; the limit is 100"
+        assert ended(short) == [True]  # though this one made none
+    assert ended(400, 300, 200, 200) == [False, False, False, True]  # it deletes, and then no more
+    assert ended(150, 130, 150) == [False, False, False]  # never beyond what was first there
+    assert ended(140, 120) == [False, False]
+    assert ended(121) == [True]
+    assert ended(90) == [False] and meter.disk_excess is None
+    assert ended(160) == [True]
+    assert ended(160) == [False]
 
 
 def test_files_of_many_short_commands_are_bounded(sandbox: Sandbox) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +92,19 @@ def test_topk_and_the_last_prompt_tokens(base: BaseModel) -> None:
     assert np.isnan(answer.prompt_logprobs[:5]).all() and np.isfinite(answer.prompt_logprobs[5:]).all()
     assert np.array_equal(answer.topk_ids[5:], best.indices[4:].numpy())
     assert np.abs(answer.topk_logprobs[5:] - best.values[4:].numpy()).max() < 1e-4
+
+
+def test_no_bit_of_a_prompts_scores_hangs_on_what_else_is_read(base: BaseModel) -> None:
+    """A resumed run's references are those of a run that was left alone, however its requests come."""
+    scored = [SampleJob(prompt_of(3 + n * 11 % 90, n), 1, prompt_logprobs=True) for n in range(12)]
+    alone = [run(base, job)[0].prompt_logprobs for job in scored]
+    others = [SampleJob(prompt_of(5 + n, n), 20, num_samples=n, stop_tokens=NO_STOP) for n in (1, 3)]
+    mixed = [*scored[:3], others[0], *scored[3:7], others[1], *scored[7:]]
+    for jobs in (scored, scored[::-1], mixed, others + scored):
+        for job, answer in zip(jobs, run(base, *jobs), strict=True):
+            if job.scores_prompt:
+                wanted = next(alone[n] for n in range(len(scored)) if scored[n] is job)
+                assert answer.prompt_logprobs.tobytes() == wanted.tobytes()
 
 
 def test_temperature_zero_is_greedy(base: BaseModel) -> None:
@@ -182,6 +197,34 @@ def test_more_than_fits_into_a_batch_is_answered_all_the_same(
     assert [len(answer.sequences) for answer in run(base, *jobs)] == [job.num_samples for job in jobs]
 
 
+def test_the_cache_has_no_more_room_than_it_may(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1500
+    monkeypatch.setattr("swegym_tutorial.server.decoding.MAX_TOKENS", most)
+    decoder, answers = decoder_of(base), list[Samples | Exception]()
+    jobs = [
+        SampleJob(prompt_of(2 + n * 7 % 40, n), 5 + n * 13 % 50, num_samples=1 + n % 5, stop_tokens=NO_STOP)
+        for n in range(30)
+    ]
+    rows, held = 0, 0
+    for job in jobs:
+        decoder.add(job, answers.append)
+        decoder.work(0)
+    while decoder.busy:
+        decoder.work(0)
+        rows = max(rows, len(decoder._rows))
+        held = max(held, int(np.prod(decoder._cache.view.capacity)))
+    assert len(answers) == len(jobs) and all(isinstance(answer, Samples) for answer in answers)
+    assert rows > 8 and most / 2 < held <= most
+    # More than that is held for a request alone, which could not be answered else.
+    decoder.add(SampleJob(prompt_of(40), 20, num_samples=30, stop_tokens=NO_STOP), answers.append)
+    decoder.add(jobs[0], answers.append)
+    decoder.work(0)
+    assert len(decoder._rows) == 30
+    while decoder.busy:
+        decoder.work(1)
+    assert len(answers) == len(jobs) + 2
+
+
 def test_stop_tokens(base: BaseModel) -> None:
     prompt = prompt_of(6)
     free = SampleJob(prompt, max_tokens=60, num_samples=8, seed=0, stop_tokens=NO_STOP)
@@ -257,6 +300,39 @@ def test_outputs_that_are_not_finite_fail_the_request(base: BaseModel) -> None:
     assert answers == [raised.value] and not decoder.busy
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["sampling.SamplingModel.forward", "decoding.score", "cache.RowCache.open", "cache.RowCache.copy"],
+)
+def test_where_a_prompt_cannot_be_read_all_are_told_and_none_is_left(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fault(*given: Any) -> None:
+        raise error
+
+    error = MemoryError("no room")
+    job = SampleJob(prompt_of(9), 5, num_samples=3, seed=1, stop_tokens=NO_STOP, prompt_logprobs=True)
+    decoder, under_way = decoder_of(base), list[Samples | Exception]()
+    decoder.add(SampleJob(prompt_of(4), 30, stop_tokens=NO_STOP), under_way.append)
+    decoder.work(0)
+    told: list[Samples | Exception] = []
+    for _ in range(2):
+        decoder.add(job, told.append)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError) as raised:
+        patch.setattr(f"swegym_tutorial.server.{where}", fault)
+        decoder.work(1)
+    decoder.fail(raised.value)
+    assert under_way == [error] and told == [error, error] and not decoder.busy
+    decoder.add(job, told.append)
+    while decoder.busy:
+        decoder.work(1)
+    (alone,), after = run(base, job), told[-1]
+    assert isinstance(after, Samples)
+    for one, other in zip(after.sequences, alone.sequences, strict=True):
+        assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.logprobs, other.logprobs)
+    assert np.array_equal(after.prompt_logprobs[1:], alone.prompt_logprobs[1:])
+
+
 def test_turns_that_go_on_from_earlier_ones_are_answered_as_if_they_were_new(base: BaseModel) -> None:
     """Whatever of a prompt was read before, alone or beside others, with and without a known beginning."""
     decoder = decoder_of(base)
@@ -305,3 +381,41 @@ def test_another_adapter_under_the_same_name_forgets_what_was_read(base: BaseMod
         (alone,) = run(base, SampleJob(prompt_of(9), 5, seed=1, stop_tokens=NO_STOP), adapter=adapter)
         assert isinstance(answers[0], Samples)
         assert np.abs(answers[0].sequences[0].logprobs - alone.sequences[0].logprobs).max() < 1e-4
+
+
+def test_a_version_that_was_long_in_changing_is_sampled_from_for_longer(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a large model would do little but take on the weights of one version after the other."""
+    decoder, answers = decoder_of(base), list[Samples | Exception]()
+    decoder.add(SampleJob(prompt_of(4), 4, stop_tokens=NO_STOP), answers.append)
+    decoder.work(0)
+    assert not answers  # one step
+    monkeypatch.setattr(base.sampling, "activate", lambda adapter: time.sleep(1))
+    decoder.work(0)
+    assert len(answers) == 1
+
+
+def test_a_change_of_weights_that_failed_midway_leaves_no_mixture(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name, _ in base.sampling.model.named_modules() if name.endswith("q_proj")][:2]
+    assert len(names) == 2
+    shape = base.sampling.model.get_submodule(names[0]).weight.shape
+    layers = {name: (torch.ones(1, shape[1]), torch.ones(shape[0], 1)) for name in names}
+    one, two = Adapter("one", 1.0, layers), Adapter("two", 2.0, layers)
+    before = run(base, SampleJob(prompt_of(6), 4, temperature=0.0, stop_tokens=NO_STOP), adapter=one)
+    real, merged = base.sampling._weight, list[str]()
+
+    def fails_at_the_second(layer: str) -> torch.Tensor:
+        merged.append(layer)
+        if len(merged) == 2:
+            raise MemoryError
+        return real(layer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base.sampling, "_weight", fails_at_the_second)
+        with pytest.raises(MemoryError):
+            base.sampling.activate(two)
+    after = run(base, SampleJob(prompt_of(6), 4, temperature=0.0, stop_tokens=NO_STOP), adapter=one)
+    np.testing.assert_array_equal(after[0].sequences[0].logprobs, before[0].sequences[0].logprobs)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from swegym_tutorial.server.engine import Engine, Outcome
 from swegym_tutorial.server.models import Models, Version
@@ -76,6 +78,28 @@ def test_a_fault_is_told_to_those_it_meets_and_to_nobody_else(
     assert isinstance(told.get(timeout=WITHIN), Samples)
     engine.submit("a", dict, told.put)
     assert told.get(timeout=WITHIN) == {}
+    engine.stop()
+
+
+def test_a_prompt_that_cannot_be_read_is_answered_with_the_fault(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = models.base("tiny").sampling
+    forward, faults = sampling.forward, [MemoryError("no room for the prompt")]
+
+    def forward_or_fault(*given: Any) -> torch.Tensor:
+        if faults:
+            raise faults.pop()
+        return forward(*given)
+
+    monkeypatch.setattr(sampling, "forward", forward_or_fault)
+    engine, version = Engine(models), Version(models.base("tiny"), None)
+    told: queue.Queue[Outcome] = queue.Queue()
+    engine.start()
+    engine.sample(version, job_of(5), told.put)
+    assert isinstance(told.get(timeout=WITHIN), MemoryError)
+    engine.sample(version, job_of(5), told.put)
+    assert isinstance(told.get(timeout=WITHIN), Samples)
     engine.stop()
 
 

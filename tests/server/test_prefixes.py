@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -62,3 +64,15 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     large = np.arange(1000, 1100)
     known.keep(large, layers_of(large))  # more than all that may be kept
     assert known.find(large) is NOTHING
+
+
+def test_what_could_not_be_copied_is_not_known() -> None:
+    def out_of_memory() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from layers_of(np.arange(6))[:1]
+        raise MemoryError
+
+    known, tokens = Prefixes(), np.arange(6)
+    known.keep(tokens[:4], layers_of(tokens[:4]))
+    with pytest.raises(MemoryError):
+        known.keep(tokens, out_of_memory())  # type: ignore[arg-type]
+    check(known, np.arange(9), 4)
