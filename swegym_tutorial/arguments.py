@@ -71,6 +71,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also draw what went on at the same time (attempts, grading, training) as a PNG: the last ten steps",
     )
+    show.add_argument(
+        "--habits",
+        type=_png,
+        metavar="FILE",
+        help="also draw what became of the habits over training (looking before an edit, running the tests) as a PNG",
+    )
     show.set_defaults(command="show")
 
     evaluate = commands.add_parser(
@@ -83,7 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
         "run_folder", type=Path, nargs="?", metavar="RUN", help="a run: its last checkpoint"
     )
     evaluate.add_argument("--base", action="store_true", help="the bundled policy, before training")
-    evaluate.add_argument("--split", default="held-out", help="train or held-out (default)")
+    evaluate.add_argument(
+        "--split", default="held-out", help="train, held-out (default), or another one of its tasks"
+    )
     evaluate.add_argument("--attempts", type=_positive(int), default=8, help="attempts a task (default 8)")
     evaluate.add_argument("--seed", type=int, default=0, help="decides the sampling (default 0)")
     evaluate.set_defaults(command="evaluate")
@@ -93,7 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
     listing = kinds.add_parser(
         "list", help="one line a task, with what validation has found: - where that is nothing"
     )
-    listing.add_argument("--split", help="train or held-out (default: all of the selection)")
+    listing.add_argument("--split", help="train, held-out, or another one (default: all of the selection)")
     listing.set_defaults(command="tasks_list")
     one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
     one.add_argument("id", metavar="ID")
@@ -175,7 +183,7 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only make an adapter on the server, publish it and sample from it once",
     )
-    train.add_argument("--evaluate", action="store_true", help="measure the held-out split before and after")
+    train.add_argument("--evaluate", action="store_true", help="measure the held-out splits before and after")
     train.add_argument("--clients", type=_positive(int), metavar="N", help="LoRA adapters side by side")
     train.add_argument("--steps", type=_positive(int), metavar="N", help="batches a client")
     train.add_argument(

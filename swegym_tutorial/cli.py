@@ -55,7 +55,7 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from .connect import RunError
     from .events import scan
     from .run import TrainingRun
-    from .terminal import evaluation_lines, fault_lines, reward_line, watch
+    from .terminal import evaluation_lines, fault_lines, habit_lines, reward_line, watch
 
     if args.resume and args.output is None:
         parser.error("--resume goes on with a run: name its folder with --output")
@@ -89,7 +89,7 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _stop(run)
     run.wait()
     if not console.is_terminal:
-        for line in (*evaluation_lines(summary), *fault_lines(summary)):
+        for line in (*evaluation_lines(summary), *habit_lines(summary), *fault_lines(summary)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     for line in reward_line(summary):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -36,8 +36,10 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.episode is not None:
         if not args.episode.strip():
             parser.error("--episode wants the name of an attempt, like g000003-a2")
-        if args.png or args.timeline:
-            parser.error("--episode prints one attempt and draws nothing: leave out --png and --timeline")
+        if args.png or args.timeline or args.habits:
+            parser.error(
+                "--episode prints one attempt and draws nothing: leave out --png, --timeline and --habits"
+            )
         return _show_episode(args.run_folder, args.episode)
     console = Console(emoji=False, markup=False)
     summary = summarise(args.run_folder)
@@ -58,6 +60,17 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
         picture = timeline(args.run_folder)
         for line in (picture.words, f"timeline: {picture.save(args.timeline)}"):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if args.habits is not None:
+        from .habit_plot import habit_figure, habit_text
+        from .plots import picture as drawn
+
+        words = habit_text(summary)
+        if not words:
+            print(f"--habits: no finished batch of {args.run_folder} tells of habits", file=sys.stderr)
+            return FAILED
+        saved = drawn(habit_figure(summary), words).save(args.habits)
+        for line in (words, f"habits: {saved}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     return DONE
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .events import EventReader, RunFolder
-from .lines import ENDED, evaluation_lines, resume_command
+from .lines import ENDED, evaluation_lines, habit_lines, resume_command
 from .outputs import Output, in_notebook
 from .summary import ADD_NOTHING, RunSummary
 from .terminal import PlainLines
@@ -310,6 +310,8 @@ class _TextView:
                 self._told.add(line)
                 self.tell(line)
         if over:
+            for line in habit_lines(summary):
+                self.tell(line)
             self.tell(status_line(summary))
         elif summary.phase != self._phase:
             self._phase = summary.phase

@@ -5,13 +5,15 @@ Uses the same attempts and grading as training; knows nothing of updates.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from .attempts import AttemptRunner, Identity, Workers
+from .config import TrainingConfig
 from .events import RunFolder
 from .halt import Halt, Stopped
 from .rollout import Sampler
@@ -52,6 +54,46 @@ class Evaluation:
         if not values:
             raise ValueError(f"pass@{k} needs at least {k} graded attempts a task")
         return sum(values) / len(values)
+
+
+def evaluate_splits(
+    tasks: Sequence[Task],
+    sampler: Sampler,
+    runner: AttemptRunner,
+    folder: RunFolder,
+    config: TrainingConfig,
+    *,
+    label: str,
+    halt: Halt,
+    job: str = "base",
+    version: int = 0,
+    done: Container[str] = (),
+) -> Iterator[Evaluation]:
+    """Measure a policy on one split after the other, but those that are done, and yield what each came to.
+
+    tasks: those of a split side by side. label: "before" or "after" training. Raises as `evaluate` does.
+    """
+    first = 0
+    for split, group in itertools.groupby(tasks, key=lambda task: task.split):
+        of_split = list(group)
+        if split not in done:
+            if halt.is_set():
+                raise Stopped
+            folder.log("phase", name=f"evaluating the {split} split {label} training")
+            yield evaluate(
+                of_split,
+                sampler,
+                runner,
+                folder,
+                attempts=config.evaluation_attempts,
+                workers=config.rollout_workers,
+                label=label,
+                halt=halt,
+                job=job,
+                version=version,
+                first=first,
+            )
+        first += len(of_split)
 
 
 def evaluate(

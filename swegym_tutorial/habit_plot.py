@@ -1,38 +1,22 @@
-"""The rates of the habits over the steps of a run, as numbers and as a figure.
+"""The rates of the habits over the steps of a run, in words and as a figure.
 
 Reads a RunSummary only. Knows nothing of commands.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from .habits import MEANINGS, Habit
-from .plots import DPI, GREY, INK, drawing, style_axes
+from .lines import habit_rates
+from .plots import DPI, GREY, HEIGHT, INK, WIDTH, drawing, head, number_steps, say_empty, style_axes
 from .summary import RunSummary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLORS = dict(zip(Habit, ("#0072B2", "#666666", "#D55E00", "#009E73", "#CC79A7"), strict=True))
-
-
-def habit_rates(summary: RunSummary) -> dict[Habit, list[tuple[int, float]]]:
-    """Return habit -> (step counted from 1, share of the attempts in which it came up that had it), clients together."""
-    counts: dict[tuple[str, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for steps in summary.steps.values():
-        for step in steps:
-            for name, (had, of) in step.habits.items():
-                before = counts[name, step.step + 1]
-                counts[name, step.step + 1] = (before[0] + had, before[1] + of)
-    return {
-        habit: curve
-        for habit in Habit
-        if (
-            curve := [(step, had / of) for (name, step), (had, of) in sorted(counts.items()) if name == habit]
-        )
-    }
 
 
 def habit_text(summary: RunSummary) -> str:
@@ -49,15 +33,29 @@ def habit_figure(summary: RunSummary) -> Figure:
     from matplotlib.figure import Figure
 
     with drawing:
-        figure = Figure(figsize=(7.0, 3.2), dpi=DPI, facecolor="white")
-        axes = figure.add_axes((0.08, 0.155, 0.5, 0.7))
+        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor="white")
+        axes = figure.add_axes((0.056, 0.155, 0.53, 0.655))
         style_axes(axes)
-        axes.set_ylim(-0.03, 1.03)
-        for row, (habit, curve) in enumerate(habit_rates(summary).items()):
-            axes.plot(*zip(*curve, strict=True), color=COLORS[habit], linewidth=1.8)
-            told = f"{MEANINGS[habit]}: {curve[0][1]:.2f} to {curve[-1][1]:.2f}"
-            axes.text(1.04, 0.95 - 0.1 * row, told, transform=axes.transAxes, color=COLORS[habit], fontsize=9)
-        axes.text(0, 1.06, "Habits", transform=axes.transAxes, fontsize=10.5, fontweight="bold", color=INK)
-        key = "share of the attempts in which each came up"
-        axes.text(0.16, 1.06, key, transform=axes.transAxes, fontsize=9, color=GREY)
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+        head(axes, "Habits", "share of the attempts in which each came up")
+        curves = habit_rates(summary)
+        if not curves:
+            say_empty(axes, "no batch tells of habits yet")
+        last = max([summary.planned_steps, *(step for curve in curves.values() for step, _ in curve), 1])
+        axes.set_xlim(0.5 - 0.02 * last, 0.5 + 1.01 * last)
+        number_steps(axes, last, 1)
+        for row, (habit, curve) in enumerate(curves.items()):
+            axes.plot(*zip(*curve, strict=True), color=COLORS[habit], linewidth=1.8, marker=".", markersize=3)
+            _name(axes, 1.0 - 0.21 * row, habit, curve)
     return figure
+
+
+def _name(axes: Axes, height: float, habit: Habit, curve: list[tuple[int, float]]) -> None:
+    """Write beside the panel, at this share of its height, whose line this is and how it went."""
+    place = axes.transAxes
+    axes.plot(1.055, height, "s", color=COLORS[habit], markersize=5.5, transform=place, clip_on=False)
+    axes.text(1.08, height, MEANINGS[habit], transform=place, fontsize=9, color=INK, va="center")
+    (_, first), (_, latest) = curve[0], curve[-1]
+    told = f"{first:.2f} at first" + (f", {latest:.2f} in the last batch" if len(curve) > 1 else "")
+    axes.text(1.08, height - 0.085, told, transform=place, fontsize=9, color=GREY, va="center")

@@ -37,6 +37,15 @@ MEANINGS: Mapping[Habit, str] = {
 }
 
 
+IN_SHORT: Mapping[Habit, str] = {
+    Habit.LOOK: "looks first",
+    Habit.ACT: "edits",
+    Habit.LINE: "one line only",
+    Habit.CHECK: "runs the tests",
+    Habit.REPAIR: "repairs",
+}
+
+
 class Result(Protocol):
     @property
     def exit_code(self) -> int: ...

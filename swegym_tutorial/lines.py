@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .habits import IN_SHORT, Habit
 from .records import FATES, Filling, JobState, StepResult
 from .summary import RunSummary
 from .trust import NOT_VALID
@@ -45,18 +46,43 @@ def step_line(step: StepResult) -> str:
 
 def evaluation_lines(summary: RunSummary) -> list[str]:
     """Return the rates of each held-out split, before and after side by side where both are there."""
-    before = {
-        e.split: e for e in summary.evaluations if e.label == "before"
-    }  # of one made twice, the later one
-    after = {(e.split, e.job): e for e in summary.evaluations if e.label == "after"}
+    # Of an evaluation made twice the later one counts.
+    before = {e.split: e for e in summary.evaluations if e.label == "before"}
+    after = {(e.split, e.job): e for e in summary.evaluations if e.label == "after"}.values()
     lines = []
     for split, base in before.items():
         told = f"{split}: before {base.rate:.3f} ({base.resolved} of {base.attempts} resolved)"
-        later = [e for e in after.values() if e.split == split]
-        lines += [f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]" for e in later] or [
-            told
+        pairs = [
+            f"{told}, after {e.rate:.3f} ({e.resolved} of {e.attempts}) [{e.job}]"
+            for e in after
+            if e.split == split
         ]
+        lines += pairs or [told]
     return lines
+
+
+def habit_rates(summary: RunSummary) -> dict[Habit, list[tuple[int, float]]]:
+    """Return habit -> (step counted from 1, share of the attempts in which it came up that had it), clients together."""
+    counts: dict[tuple[str, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for steps in summary.steps.values():
+        for step in steps:
+            for name, (had, of) in step.habits.items():
+                before = counts[name, step.step + 1]
+                counts[name, step.step + 1] = (before[0] + had, before[1] + of)
+    rates: dict[Habit, list[tuple[int, float]]] = {
+        habit: [(step, had / of) for (name, step), (had, of) in sorted(counts.items()) if name == habit]
+        for habit in Habit
+    }
+    return {habit: curve for habit, curve in rates.items() if curve}
+
+
+def habit_lines(summary: RunSummary) -> list[str]:
+    """Tell the rate of each habit in the first step and in the last one; nothing where the log tells of none."""
+    told = []
+    for habit, curve in habit_rates(summary).items():
+        (_, first), (_, last) = curve[0], curve[-1]
+        told.append(f"{IN_SHORT[habit]} {first:.2f}" + (f" to {last:.2f}" if len(curve) > 1 else ""))
+    return [f"habits: {', '.join(told)}"] if told else []
 
 
 def reward_line(summary: RunSummary) -> list[str]:

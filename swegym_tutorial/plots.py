@@ -68,8 +68,8 @@ def reward_time_figure(summary: RunSummary) -> Figure:
         style_axes(axes)
     left.set_xlim(-0.02 * last - 0.6, 1.02 * last + 1.4)  # with room for the rates before and after
     right.set_xlim(0.5 - 0.02 * last, 0.5 + 1.01 * last)
-    _number_steps(left, last, 0 if held_out(summary)[0] else 1)
-    _number_steps(right, last, 1)
+    number_steps(left, last, 0 if held_out(summary)[0] else 1)
+    number_steps(right, last, 1)
     _draw_reward(left, summary, last)
     _draw_seconds(right, summary)
     return figure
@@ -93,7 +93,7 @@ def style_axes(axes: Axes) -> None:
         spine.set(color=RULE, linewidth=0.8)
 
 
-def _number_steps(axes: Axes, last: int, first: int) -> None:
+def number_steps(axes: Axes, last: int, first: int) -> None:
     """Number some of the steps between these two, in round numbers."""
     from matplotlib.ticker import MaxNLocator
 
@@ -101,12 +101,12 @@ def _number_steps(axes: Axes, last: int, first: int) -> None:
     axes.set_xticks([value for value in values if first <= value <= last])
 
 
-def _head(axes: Axes, title: str, key: str) -> None:
+def head(axes: Axes, title: str, key: str) -> None:
     axes.text(0, 1.135, title, transform=axes.transAxes, fontsize=10.5, fontweight="bold", color=INK)
     axes.text(0, 1.035, key, transform=axes.transAxes, fontsize=9, color=GREY)
 
 
-def _say_empty(axes: Axes, text: str) -> None:
+def say_empty(axes: Axes, text: str) -> None:
     axes.text(
         0.5,
         0.5,
@@ -188,9 +188,9 @@ def _draw_reward(axes: Axes, summary: RunSummary, last: int) -> None:
     else:
         curve, name = next(iter(curves.values()), []), "training"
         key = "of all graded attempts in a batch"
-    _head(axes, "Mean reward", key)
+    head(axes, "Mean reward", key)
     if not curves:
-        _say_empty(axes, "no batch is done yet")
+        say_empty(axes, "no batch is done yet")
     end = max((step for one in curves.values() for step, _ in one), default=last) + 1
     labels = _draw_held_out(axes, summary, end)
     if curve:
@@ -224,11 +224,11 @@ def _draw_seconds(axes: Axes, summary: RunSummary) -> None:
     longest = max((sum(seconds) for seconds in zip(*parts.values(), strict=True)), default=0.0)
     unit, name = (60.0, "Minutes") if longest >= 300 else (1.0, "Seconds")
     key = f"by phase, mean of {jobs} clients" if jobs > 1 else "by phase; numbers: the last batch"
-    _head(axes, f"{name} a batch", key)
+    head(axes, f"{name} a batch", key)
     if not steps:
         axes.set_ylim(0, 1)
         axes.set_yticks([])
-        _say_empty(axes, status_line(summary) if summary.status in ENDED else summary.phase or "starting")
+        say_empty(axes, status_line(summary) if summary.status in ENDED else summary.phase or "starting")
         return
     base = [0.0] * len(steps)
     labels = []

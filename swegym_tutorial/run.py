@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import sandbox
@@ -37,14 +37,13 @@ from .connect import (
     raise_file_limit,
     server_from_environment,
 )
-from .evaluate import Evaluation, evaluate
+from .evaluate import Evaluation, evaluate_splits
 from .events import RunFolder, dumps, write_atomically
 from .grading import check_graders, name_of
 from .halt import Halt, Stopped
 from .job import TrainingJob
 from .preflight import check_training
 from .resuming import begin_log, check_settings, check_step, measured_before, reap_dead
-from .sampler import PolicySampler
 from .selection import Selection, all_held_out
 from .tasks import Task, load_tasks
 from .trust import make_grader, trust_in
@@ -297,9 +296,17 @@ class TrainingRun:
         tasks.leave_out_missing(sandboxes, self._halt)
         grader = make_grader(sandboxes, config, trust)
         attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused, self._reward)
+        measure = partial(
+            evaluate_splits,
+            tasks.held_out,
+            runner=attempts,
+            folder=self.folder,
+            config=config,
+            halt=self._halt,
+        )
         if tasks.held_out:
             done = measured_before(self.folder)
-            self._evaluate(service.base_sampler(), attempts, "before", done=done)
+            self.evaluations.extend(measure(service.base_sampler(), label="before", done=done))
         self._phase("training")
         jobs = [
             TrainingJob(
@@ -319,7 +326,8 @@ class TrainingRun:
         self._clients = Clients(jobs, self.folder, self._halt)
         self._clients.run(f"run-{time.time_ns()}", deadline)
         for n, policy in sorted(self._clients.policies.items()):
-            self._evaluate(policy, attempts, "after", jobs[n].name, jobs[n].version)
+            job, version = jobs[n].name, jobs[n].version
+            self.evaluations.extend(measure(policy, label="after", job=job, version=version))
         self._phase("drawing the figure")
         from .plots import save_reward_time
 
@@ -328,34 +336,3 @@ class TrainingRun:
 
     def _say(self, text: str) -> None:
         self.folder.log("note", text=text)
-
-    def _evaluate(
-        self,
-        policy: PolicySampler,
-        attempts: AttemptRunner,
-        label: str,
-        job: str = "base",
-        version: int = 0,
-        done: Container[str] = (),
-    ) -> None:
-        """Measure a policy on each held-out split but those that are done."""
-        config, first = self.config, 0
-        for split, group in itertools.groupby(self._tasks.held_out, key=lambda task: task.split):
-            tasks = list(group)
-            if split not in done:
-                self._phase(f"evaluating the {split} split {label} training")
-                result = evaluate(
-                    tasks,
-                    policy,
-                    attempts,
-                    self.folder,
-                    attempts=config.evaluation_attempts,
-                    workers=config.rollout_workers,
-                    label=label,
-                    halt=self._halt,
-                    job=job,
-                    version=version,
-                    first=first,
-                )
-                self.evaluations.append(result)
-            first += len(tasks)

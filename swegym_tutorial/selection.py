@@ -21,11 +21,7 @@ from .tasks import Task, load_tasks, wrong_files
 from .trust import Trust, key_of
 
 IMAGES_TIMEOUT = 7200.0  # seconds in which a service must have found or built the images of all tasks
-
-
-HELD_OUT = (
-    "held-out"  # the split that is measured, and how the names of others begin that are measured as well
-)
+HELD_OUT = "held-out"  # a split that is measured, and how the names of the others begin
 
 
 def all_held_out(config: TrainingConfig) -> list[Task]:
@@ -36,8 +32,8 @@ def all_held_out(config: TrainingConfig) -> list[Task]:
     tasks = held_out_tasks(config)
     if config.tasks.partition(":")[0] == "swegym":  # its file names no splits
         return tasks
-    found = [task.split for task in load_tasks(config.tasks, split=None)]
-    further = sorted({split for split in found if split.startswith(f"{HELD_OUT}-")}, key=found.index)
+    splits = dict.fromkeys(task.split for task in load_tasks(config.tasks, split=None))
+    further = [split for split in splits if split.startswith(f"{HELD_OUT}-")]
     return [*tasks, *(task for split in further for task in held_out_tasks(config, split))]
 
 

@@ -20,6 +20,7 @@ from .lines import (
     duration,
     evaluation_lines,
     fault_lines,
+    habit_lines,
     job_lines,
     left_out_lines,
     progress_line,
@@ -41,6 +42,7 @@ __all__ = [
     "PlainLines",
     "evaluation_lines",
     "fault_lines",
+    "habit_lines",
     "resume_points",
     "reward_line",
     "summarise",
@@ -71,6 +73,7 @@ def table(summary: RunSummary, rows: int | None = None) -> Group:
         *job_lines(summary),
         *([] if many and rows else checkpoint_lines(summary)),
         *evaluation_lines(summary),
+        *habit_lines(summary),
         *fault_lines(summary),
         *filter(None, [deleted_line(summary)]),
     ]

@@ -15,6 +15,7 @@ from .lines import (
     deleted_line,
     duration,
     fault_lines,
+    habit_lines,
     job_lines,
     left_out_lines,
     present,
@@ -31,6 +32,7 @@ __all__ = [
     "alt_text",
     "duration",
     "held_out",
+    "held_out_splits",
     "mean_rewards",
     "phase_seconds",
     "status_line",
@@ -40,17 +42,22 @@ __all__ = [
 PHASES = ("sampling", "tools", "grading", "training", "publishing")  # of a batch, in their order
 
 
-def held_out(summary: RunSummary) -> tuple[EvaluationResult | None, EvaluationResult | None]:
+def held_out(summary: RunSummary, split: str = "") -> tuple[EvaluationResult | None, EvaluationResult | None]:
     """Return the held-out evaluations before and after training, None where there was no such evaluation.
 
-    Of several clients the attempts are taken together; of an evaluation made twice the later one counts. Where there
-    are several held-out splits it is the first one's.
+    split: which held-out split; by default the first one. Of several clients the attempts are taken together; of an
+    evaluation made twice the later one counts.
     """
-    return _together(summary, "before"), _together(summary, "after")
+    split = split or next(iter(held_out_splits(summary)), "")
+    return _together(summary, split, "before"), _together(summary, split, "after")
 
 
-def _together(summary: RunSummary, label: str) -> EvaluationResult | None:
-    split = next((e.split for e in summary.evaluations), "")
+def held_out_splits(summary: RunSummary) -> list[str]:
+    """Return the splits that were measured before or after training, in their order."""
+    return list(dict.fromkeys(e.split for e in summary.evaluations if e.label in ("before", "after")))
+
+
+def _together(summary: RunSummary, split: str, label: str) -> EvaluationResult | None:
     latest = list({e.job: e for e in summary.evaluations if (e.label, e.split) == (label, split)}.values())
     if not sum(e.attempts for e in latest):
         return None
@@ -146,8 +153,10 @@ def summary_table(summary: RunSummary, now: float | None = None) -> list[tuple[s
         clients = f", {len(done)} clients" if len(done) > 1 else ""
         rows.append(("steps done", f"{count} of {summary.planned_steps}{clients}"))
         rows.append(("mean reward", _reward_change(summary)))
-    if rates := _held_out_change(summary):
-        rows.append(("held-out resolved", rates))
+    for split in held_out_splits(summary):
+        if rates := _held_out_change(summary, split):
+            rows.append((f"{split} resolved", rates))
+    rows += [("habits", line.removeprefix("habits: ")) for line in habit_lines(summary)]
     if steps:
         seconds = [s.batch_seconds for s in steps]
         last = max((each[-1] for each in summary.steps.values()), key=lambda s: s.time)
@@ -236,8 +245,9 @@ def _reward_change(summary: RunSummary) -> str:
     return told
 
 
-def _held_out_change(summary: RunSummary) -> str:
-    told = [f"{e.rate:.0%} of {e.attempts} attempts {e.label} training" for e in held_out(summary) if e]
+def _held_out_change(summary: RunSummary, split: str = "") -> str:
+    both = held_out(summary, split)
+    told = [f"{e.rate:.0%} of {e.attempts} attempts {e.label} training" for e in both if e]
     return ", ".join(told)
 
 
