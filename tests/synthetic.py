@@ -36,8 +36,12 @@ class Events:
         last: float = 0.93,
         slowness: float = 1.0,
         end: str = "run_done",
+        splits: tuple[str, ...] = ("held-out",),
+        habits: bool = False,
     ) -> None:
+        """splits: that are evaluated, each of 32 tasks. habits: whether attempts tell of them, and have them more and more."""
         self.random = random.Random(seed)
+        self.splits, self.habits, self._habit_draws = splits, habits, random.Random(seed + 1)
         self.now, self.slowness = BEGAN, slowness
         self.steps, self.clients, self.planned = steps, clients, planned or steps
         self.evaluations, self.first, self.last, self.end = evaluations, first, last, end
@@ -46,14 +50,16 @@ class Events:
         yield self.event("run_start", preset="laptop", steps=self.planned, clients=self.clients)
         yield self.event("phase", name="starting the training server and the sandboxes")
         if "before" in self.evaluations:
-            yield from self.evaluation("before", "base", self.first)
+            for split in self.splits:
+                yield from self.evaluation("before", "base", self.first, split)
         yield self.event("phase", name="training")
         for step in range(self.steps):
             for job in range(self.clients):
                 yield from self.batch(f"train-job{job}", step)
         if "after" in self.evaluations:
             for job in range(self.clients):
-                yield from self.evaluation("after", f"train-job{job}", self.last - 0.04)
+                for split in self.splits:
+                    yield from self.evaluation("after", f"train-job{job}", self.last - 0.04, split)
         if self.end:
             yield self.event("phase", name="drawing the figure")
             reason = {"reason": "PolicyError: the server did not answer"} if self.end == "run_failed" else {}
@@ -77,14 +83,29 @@ class Events:
         yield self.event("grading_start", 0.001, **key)
         reward = float(self.random.random() < rate)
         outcome = "resolved" if reward else "unresolved"
+        habits = {"habits": self.habits_at(rate)} if self.habits else {}
         yield self.event(
-            "episode", 0.018, **key, reward=reward, outcome=outcome, ending="final", sampled_tokens=tokens
+            "episode",
+            0.018,
+            **key,
+            reward=reward,
+            outcome=outcome,
+            ending="final",
+            sampled_tokens=tokens,
+            **habits,
         )
 
-    def evaluation(self, label: str, job: str, rate: float) -> Iterator[dict[str, Any]]:
+    def habits_at(self, rate: float) -> dict[str, bool]:
+        """Draw the habits of an attempt in which they have come up, the last one in one of four."""
+        names = ("look", "act", "line", "check", "repair")[: 5 if self._habit_draws.random() < 0.25 else 4]
+        return {name: name == "act" or self._habit_draws.random() < rate for name in names}
+
+    def evaluation(
+        self, label: str, job: str, rate: float, split: str = "held-out"
+    ) -> Iterator[dict[str, Any]]:
         planned = HELD_OUT * ATTEMPTS
-        yield self.event("phase", name=f"evaluating the held-out split {label} training")
-        yield self.event("evaluation_start", label=label, job=job, split="held-out", attempts=planned)
+        yield self.event("phase", name=f"evaluating the {split} split {label} training")
+        yield self.event("evaluation_start", label=label, job=job, split=split, attempts=planned)
         resolved = 0
         for number in range(planned):
             for event in self.attempt(
@@ -98,7 +119,7 @@ class Events:
                 resolved += int(event.get("reward") or 0)
                 yield event
         counts = {"attempts": planned, "resolved": resolved, "lost": 0}
-        yield self.event("evaluation", label=label, job=job, split="held-out", policy_version=0, **counts)
+        yield self.event("evaluation", label=label, job=job, split=split, policy_version=0, **counts)
 
     def batch(self, job: str, step: int) -> Iterator[dict[str, Any]]:
         rewards: list[float] = []
@@ -115,7 +136,7 @@ class Events:
             fates[fate] += 1
             rewards += mine
             yield self.event(
-                "group", job=job, group=key["group"], instance_id="bundled__cart-ledger-01", policy_version=step,
+                "group", job=job, group=key["group"], instance_id="bundled__cart-route-01", policy_version=step,
                 fate=fate, rewards=mine, lost=0,
             )  # fmt: skip
         fill, train, publish = (

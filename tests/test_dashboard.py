@@ -283,6 +283,16 @@ def test_a_run_of_another_process_is_followed_to_its_end(
         dashboard.stop()
 
 
+def test_each_split_and_the_habits_are_told_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = ("held-out", "held-out-phrasings")
+    Dashboard(write_run(tmp_path / "run", steps=2, splits=splits, habits=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[-4:-1]] == [*splits, "habits"]
+    assert lines[-1].startswith("done after")
+
+
 def test_a_run_whose_process_is_gone_is_not_said_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,7 @@ def test_case_9_an_honest_fix_with_its_own_tests_and_files_is_resolved_and_a_fil
 ):
     # OpenHands#10087. graphlib.py and code/ are the repository's own here, so that an edit of them is like any other.
     own = replace(
-        task, files={**task.files, "graphlib.py": "from src import ledger\n", "code/a.py": ""}, base_commit=""
+        task, files={**task.files, "graphlib.py": "from src import route\n", "code/a.py": ""}, base_commit=""
     )
     box = sandboxes.open(own)
     gold = task.patch.replace("'", "'\\''")

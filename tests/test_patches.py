@@ -64,10 +64,10 @@ def test_commits_count_and_so_do_new_removed_and_renamed_files(task, box, sandbo
         box,
         "echo new > new.bin; printf '\\0\\1' >> new.bin; git add -A; git commit -q -m x; git mv README.md R",
     )
-    run(box, "rm src/ledger.py; chmod +x src/cart.py; ln -s R link; mkdir 'ä b'; echo > 'ä b/\"c'")
+    run(box, "rm src/route.py; chmod +x src/cart.py; ln -s R link; mkdir 'ä b'; echo > 'ä b/\"c'")
     other = sandboxes.open(task)
     applied = apply_patch(other, capture_patch(box, task, ROOM))
-    names = {"new.bin", "README.md", "R", "src/ledger.py", "src/cart.py", "link", 'ä b/"c'}
+    names = {"new.bin", "README.md", "R", "src/route.py", "src/cart.py", "link", 'ä b/"c'}
     assert applied.refusal is None and set(applied.paths) == names
     listing = "git add -A; git ls-files -s; git status --short"
     assert run(box, listing).output.splitlines()[:5] == run(other, listing).output.splitlines()[:5]

@@ -47,6 +47,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "batches of two minutes": {"slowness": 20.0},
     "batches of half an hour": {"slowness": 300.0, "clients": 8},
     "eight clients": {"steps": 40, "clients": 8},
+    "three splits": {"splits": ("held-out", "held-out-phrasings", "held-out-families")},
     "eight clients under way": {"steps": 3, "planned": 100, "clients": 8, "evaluations": (), "end": ""},
 }
 
@@ -291,6 +292,36 @@ def test_words_tell_the_numbers() -> None:
     kept = sum(s.groups["kept"] for s in summary.steps["train-job0"])
     assert f"{kept} kept, {160 - kept} uniform, 0 stale, 0 failed" == rows["groups"]
     assert rows["mean reward"] in alt_text(summary) and rows["held-out resolved"] in alt_text(summary)
+
+
+def test_each_held_out_split_has_a_row_and_the_figure_shows_the_first() -> None:
+    splits = ("held-out", "held-out-phrasings")
+    summary = summary_of(steps=4, splits=splits, clients=2)
+    summary.update([Events().event("evaluation", label="train-2026", job="base", split="train", policy_version=4,
+                                   attempts=8, resolved=8, lost=0)])  # fmt: skip
+    rows = dict(summary_table(summary))
+    assert [name for name in rows if name.endswith(" resolved")] == [f"{split} resolved" for split in splits]
+    first, second = ({e for e in summary.evaluations if e.split == split} for split in splits)
+    for name, of in (("held-out", first), ("held-out-phrasings", second)):
+        after = sum(e.resolved for e in of if e.label == "after")
+        assert rows[f"{name} resolved"].endswith(f", {after / 512:.0%} of 512 attempts after training")
+    reward, _ = reward_time_figure(summary).axes
+    shown = [float(line.get_ydata()[0]) for line in reward.lines if line.get_marker() == "D"]
+    before = next(e for e in first if e.label == "before")
+    assert shown == [before.rate, sum(e.resolved for e in first if e.label == "after") / 512]
+    assert rows["held-out resolved"] in alt_text(summary)
+    assert rows["held-out-phrasings resolved"] not in alt_text(summary)
+
+
+def test_habits_have_a_row_where_the_log_tells_of_them_and_leave_the_figure_as_it_is() -> None:
+    plain, telling = summary_of(steps=4), summary_of(steps=4, habits=True)
+    assert "habits" not in dict(summary_table(plain))
+    first, last = (telling.steps["train-job0"][n].habits["look"] for n in (0, -1))
+    told = dict(summary_table(telling))["habits"]
+    assert told.startswith(
+        f"looks first {first[0] / first[1]:.2f} to {last[0] / last[1]:.2f}, edits 1.00 to "
+    )
+    assert png_bytes(reward_time_figure(telling)) == png_bytes(reward_time_figure(plain))
 
 
 def test_words_tell_the_age_of_the_last_event_while_a_run_is_live() -> None:

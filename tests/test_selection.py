@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from swegym_tutorial.connect import RunError
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.sandbox import SandboxError
-from swegym_tutorial.selection import Selection
-from swegym_tutorial.tasks import GIT_ENV, wrong_files
+from swegym_tutorial.selection import Selection, all_held_out
+from swegym_tutorial.tasks import BUNDLED, GIT_ENV, TaskError, wrong_files
 from swegym_tutorial.trust import keep, trust_in
 from swegym_tutorial.validation import Status, Validation
 
@@ -121,6 +122,23 @@ def test_tasks_whose_files_are_another_commits_are_left_out_with_the_reason(fold
     again.leave_out_invalid(trust_in(tasks))
     again.leave_out_missing(Own(lambda tasks: {}), Halt())
     assert again.train == [good, unsaid] and not again.missing
+
+
+def test_every_split_whose_name_begins_with_held_out_is_measured_one_after_the_other(tmp_path):
+    source = tmp_path / "own.jsonl"
+    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()[:6]]
+    named = ["held-out-b", "train", "held-out", "held-out-a", "held-outside", "held-out-b"]
+    source.write_text(
+        "".join(json.dumps({**row, "split": split}) + "\n" for row, split in zip(rows, named, strict=True))
+    )
+    config = TrainingConfig.laptop(tasks=str(source))
+    found = all_held_out(config)
+    assert [task.split for task in found] == ["held-out", "held-out-b", "held-out-b", "held-out-a"]
+    few = all_held_out(replace(config, evaluation_tasks=1))
+    assert [task.split for task in few] == ["held-out", "held-out-b", "held-out-a"]
+    source.write_text(json.dumps({**rows[0], "split": "held-out-a"}) + "\n")
+    with pytest.raises(TaskError, match="no task of the split 'held-out'"):
+        all_held_out(config)
 
 
 def test_a_run_without_a_task_of_the_right_files_ends_with_the_reason(folder, task, monkeypatch, tmp_path):

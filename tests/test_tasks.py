@@ -243,7 +243,7 @@ def test_a_task_in_words(tmp_path, row):
     assert bundled.test_command in describe(bundled) and "files that the task brings" in describe(bundled)
     lines = listing([task, bundled], width=60)
     assert lines[0].startswith(f"train  {task.instance_id}  -       Broken") and lines[1].endswith("...")
-    assert all(len(line) <= 60 for line in lines) and len(listing(load_tasks(split=None))) == 64
+    assert all(len(line) <= 60 for line in lines) and len(listing(load_tasks(split=None))) == 120
 
 
 def test_what_is_no_task_file_is_refused(tmp_path, row):

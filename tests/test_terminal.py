@@ -269,6 +269,34 @@ def test_a_run_that_was_killed_while_it_waited_is_not_said_to_wait(
     assert "had waited 40 s for the server (sampling): HTTP 503" in capsys.readouterr().out
 
 
+def test_below_the_table_stand_each_held_out_split_and_the_habits() -> None:
+    splits = ("held-out", "held-out-families")
+    lines = rendered(fed(Events(steps=2, splits=splits, habits=True)))
+    told = [line for line in lines if line.startswith(("held-out", "habits: "))]
+    assert [line.partition(":")[0] for line in told] == [*splits, "habits"]
+    assert all(": before 0." in line and "of 256), after 0." not in line for line in told[:2])
+    assert all(", after 0." in line and "[train-job0]" in line for line in told[:2])
+    assert "runs the tests 0." in told[2]
+    lines = rendered(fed(Events(steps=1, splits=splits, evaluations=("before",), habits=True)))
+    assert [line for line in lines if "after" in line] == []
+    assert next(line for line in lines if line.startswith("habits")).count(" to ") == 0
+
+
+def test_show_draws_the_habits_where_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    folder, file = write_run(tmp_path / "run", steps=2, habits=True), tmp_path / "habits.png"
+    assert cli.main(["show", str(folder), "--habits", str(file)]) == 0
+    words, last = capsys.readouterr().out.splitlines()[-2:]
+    assert words.startswith("looks before it edits ") and last == f"habits: {file}"
+    assert Image.open(file).info["Description"] == words
+    older = write_run(tmp_path / "older", steps=2)
+    assert cli.main(["show", str(older), "--habits", str(tmp_path / "none.png")]) == 1
+    assert "tells of habits" in capsys.readouterr().err and not (tmp_path / "none.png").exists()
+
+
 def test_show_draws_the_timeline_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ class Numbered:
 @pytest.mark.slow
 def test_case_4_every_bundled_task_is_valid_in_the_sandbox(sandboxes, config):
     found = list(validate(load_tasks(split=None), sandboxes, config))
-    assert len(found) == 64 and {each.task.instance_id: each.why for each in found if not each.valid} == {}
+    assert len(found) == 120 and {each.task.instance_id: each.why for each in found if not each.valid} == {}
     for each in found:
         assert {*each.task.fail_to_pass, *each.task.pass_to_pass} == {*each.gold} == {*each.base}
         assert set(each.gold.values()) == {"PASSED"}

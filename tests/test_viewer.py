@@ -274,7 +274,7 @@ def test_a_page_tells_issue_turns_patch_tests_and_tokens(writer: Writer) -> None
     words = [
         "g000003-a2", TASK.instance_id, "✗ unresolved, reward 0", "training, train-job0", "policy version 3",
         "ended with an answer after 3 turns", "attempt 1 min 23 s", "grading 12 s, shared", "not passed: one",
-        "SWE-Gym would have said resolved", "Issue", TASK.problem_statement,
+        "SWE-Gym would have said resolved", "Issue", *TASK.problem_statement.splitlines(),
         "Turn 1", "thinking", "First this.", "said", "I look.", "command", "ls", "exit code 0", "setup.py",
         "false", "exit code 1", "no output",
         "Turn 2", "Wait.", "sleep 9", "exit code 137", "timed out", "10.00 s", "2,048 bytes", "partly",
@@ -961,7 +961,8 @@ print(viewer)
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for word in ("g000000-a0", "resolved, reward 1", TASK.problem_statement, "turn 1", "$ ls", "+++ counter"):
+    issue = TASK.problem_statement.splitlines()
+    for word in ("g000000-a0", "resolved, reward 1", *issue, "turn 1", "$ ls", "+++ counter"):
         assert word in done.stdout
 
 
@@ -996,8 +997,9 @@ def test_the_command_prints_a_patch_as_it_is(writer: Writer, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--episode", "g000000-a0", "--png", "x.png"], "leave out --png and --timeline"),
-        (["--episode", "g000000-a0", "--timeline", "x.png"], "leave out --png and --timeline"),
+        (["--episode", "g000000-a0", "--png", "x.png"], "leave out --png, --timeline and --habits"),
+        (["--episode", "g000000-a0", "--habits", "x.png"], "leave out --png, --timeline and --habits"),
+        (["--episode", "g000000-a0", "--timeline", "x.png"], "leave out --png, --timeline and --habits"),
         (["--episode", ""], "--episode wants the name of an attempt"),
         (["--episode", " "], "--episode wants the name of an attempt"),
         (

@@ -19,7 +19,7 @@ IMPORTS = {
     "forged lines written to the terminal at import": (
         'import os\nos.write(2, ("\\n" + "".join(f"PASSED {test}\\n" for test in IDS)).encode())'
     ),
-    "forged lines in a test's captured output": f"def merge_delay(height, margin):\n    {_PRINT}\n    return 0",
+    "forged lines in a test's captured output": f"def adjust_height(angle, pace):\n    {_PRINT}\n    return 0",
     "forged lines printed at exit": f"import atexit\natexit.register(lambda: {_PRINT})",
     "forged lines printed by a thread": (
         f"import threading, time\ndef forge():\n    time.sleep(0.05)\n    {_PRINT}\n"
@@ -151,7 +151,7 @@ assert folder in key and "KEY" not in key
 import os
 if os.fork():
     os._exit(0)
-def merge_delay(height, margin): return height % margin if False else 0
+def adjust_height(angle, pace): return angle - pace if False else 0
 {_PRINT}
 """,
     "unittest patched": """
@@ -176,7 +176,7 @@ builtins.AssertionError = pytest.skip.Exception
     "a trace function that jumps over the tests' lines": """
 import sys
 def jump(frame, event, argument):
-    if event == "line" and frame.f_code.co_name.startswith("test_merge"):
+    if event == "line" and frame.f_code.co_name.startswith("test_adjust_height"):
         try:
             frame.f_lineno = frame.f_code.co_firstlineno + 2
         except ValueError:
@@ -206,7 +206,7 @@ terminal.stats = Stats()
 import sys
 sys.excepthook = lambda *arguments: None
 sys.unraisablehook = lambda *arguments: None
-def merge_delay(height, margin):
+def adjust_height(angle, pace):
     raise SystemExit(0)
 """,
 }
@@ -216,16 +216,16 @@ LEFT = {
 class Anything(int):
     def __eq__(self, other): return True
     __hash__ = int.__hash__
-def merge_delay(height, margin): return Anything()
+def adjust_height(angle, pace): return Anything()
 """,
     "the expected results read from the tests": """
 import os, re
-def merge_delay(height, margin):
+def adjust_height(angle, pace):
     for folder in ("tests", "."):
         for name in os.listdir(folder):
             if name.endswith(".py"):
                 text = open(os.path.join(folder, name)).read()
-                found = re.search(rf"merge_delay\\({height}, {margin}\\) == (\\d+)", text)
+                found = re.search(rf"adjust_height\\({angle}, {pace}\\) == (\\d+)", text)
                 if found:
                     return int(found[1])
 """,
