@@ -57,15 +57,15 @@ class Example:
     weights: list[float]
 
 
-HARD = (DEFAULT, KEY, LOOP)  # families whose fragments are learned last: many, and copied
+HARD = (DEFAULT, KEY, LOOP)  # families whose fragments were learned last: many, and copied
 STEPS = (1000, 100, 500, 200)  # of the four stages
 
 
 def stages(seed: int, steps: Sequence[int] = STEPS) -> list[Stage]:
     """Return the stages: the skill in three, and the habits, which are the shipped policy's.
 
-    To predict what it reads helps a policy at first, since names recur in it; later most of that is noise. What a
-    twelfth of the demonstrations shows stays at chance for long: a few batches of nothing else begin it.
+    The order is that of the passes in which the shipped policy was made, tidied up; docs/world.md tells what was seen
+    in each. What the policy only reads weighs less from stage to stage.
     """
     skill, hard, more, habits = steps
     return [
@@ -77,10 +77,10 @@ def stages(seed: int, steps: Sequence[int] = STEPS) -> list[Stage]:
 
 
 def create_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Return an untrained Qwen3 of about half a million parameters.
+    """Return an untrained Qwen3 of about 0.7 million parameters.
 
-    Large initial weights and query and key gains: with the usual ones, so narrow a model stays for long on
-    the plateau before it learns to copy.
+    Large initial weights and query and key gains: with the usual ones, a model as narrow stayed for long on the
+    plateau before it learned to copy.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
