@@ -33,7 +33,7 @@
 # %% [markdown]
 # ## 1. Settings
 #
-# This is the one cell to change. `bundled` are 64 small tasks that come with the package, written by a program in
+# This is the one cell to change. `bundled` are 120 small tasks that come with the package, written by a program in
 # the form of the real ones. With `swegym`, a sandbox of
 # the kind `docker` or `modal` and the package's extra `swegym`, the same cells take a real SWE-Gym task apart. Its image
 # has several gigabytes, so begin with `CHECKED = 1`.
@@ -76,8 +76,8 @@ sandboxes = backend(SANDBOX, config, say=print)
 # ## 2. A task is a record
 #
 # One line of a JSONL file becomes one frozen `Task`. The names of its fields are SWE-Gym's, as attributes in lower case; in
-# the file the two lists of tests are `FAIL_TO_PASS` and `PASS_TO_PASS`. (`load_tasks` gives the training half; the other
-# half is section 8's.)
+# the file the two lists of tests are `FAIL_TO_PASS` and `PASS_TO_PASS`. (`load_tasks` gives the training tasks; the others
+# are section 8's.)
 
 # %%
 tasks = load_tasks(SOURCE)
@@ -93,8 +93,8 @@ for field in dataclasses.fields(task):
 #
 # ## 3. What the agent sees
 #
-# It sees the issue. In the bundled tasks that is one sentence, because a model of half a million parameters has to
-# read it; in SWE-Gym it is what a user wrote on GitHub, with tracebacks, versions and wrong guesses.
+# It sees the issue. In the bundled tasks that is one line or a few, because a model of less than a million parameters has
+# to read it; in SWE-Gym it is what a user wrote on GitHub, with tracebacks, versions and wrong guesses.
 #
 # And it sees the repository, in a sandbox that is opened for it alone. There is the git history up to the base commit,
 # and nothing later. In a bundled task that is a single commit.
@@ -110,8 +110,8 @@ print(sandbox.exec(look, timeout=30).output[:3000], end="")
 # ## 4. What the agent never sees
 #
 # First the gold patch, the maintainers' own change: green is what it adds, red what it takes away. Then the test patch,
-# the tests that came with it. The agent's copy of that file has no test for the broken function, so that running the
-# visible tests tells it nothing about this bug.
+# the tests that came with it. The agent's copy of that file has no test for the function that the issue names, so that
+# the visible tests tell nothing about that one, neither before nor after a fix.
 
 
 # %%
@@ -126,6 +126,19 @@ def show_diff(patch):
 
 show_diff(task.patch)
 show_diff(task.test_patch)
+
+# %% [markdown]
+# Are the visible tests of no use, then? In every other bundled task a second function, a *twin*, has the same bug. The issue
+# doesn't mention it, a visible test fails on it, and the hidden tests ask for both. The repository's own `check.py`
+# runs the visible tests and shows the function that fails first. Here it is in our task, and in the first one with a
+# twin, before any change:
+
+# %%
+if SOURCE == "bundled":
+    for each in (task, next(each for each in tasks if len(each.fail_to_pass) > 1)):
+        with closing(sandboxes.open(each)) as box:
+            told = box.exec("python -S check.py", timeout=30).output
+        print(f"{each.instance_id}\n{each.problem_statement}\n--- check.py:\n{told}")
 
 # %% [markdown]
 # An answer that lies about is an answer that will be found: a full training run makes two hundred thousand attempts, and
@@ -192,14 +205,15 @@ grade(task, task.patch.encode(), sandboxes, config)
 
 # %%
 with closing(sandboxes.open(task)) as sandbox:
-    sandbox.exec("sed -i 's/ + / % /' src/cart.py", timeout=10)
+    sandbox.exec("sed -i 's/ + / - /' src/cart.py", timeout=10)
     lazy = capture_patch(sandbox, task, limit=config.patch_bytes)
 show_diff(lazy.decode())
 grade(task, lazy, sandboxes, config)
 
 # %% [markdown]
 # In the bundled task the bug is gone, another one has come, and the reward is 0. Without `PASS_TO_PASS` this habit would have earned a 1, and
-# training would have made it stronger.
+# training would have made it stronger. (And of a task with a twin, both functions' tests stand in `FAIL_TO_PASS`: who mends only the one that
+# the issue names earns nothing either.)
 
 # %% [markdown]
 # ## 7. Can the tasks be trusted?
@@ -237,21 +251,25 @@ plt.show()
 # are there, and they are mended. Right, there are blue dots only. Any other picture would be a task to leave out, and
 # `swegym-tutorial tasks validate` finds these before a run does: what it calls broken or flaky is not trained on.
 #
-# ## 8. Two splits
+# ## 8. Four splits
 #
-# An agent that has learned 32 answers by heart looks as good as one that has learned to mend bugs, as long as one asks it the
-# same 32 questions. So there is a second set of tasks that training never touches. In the bundled ones
-# no repository and no function's name belongs to both. (An own file has held-out tasks where lines say so:
-# `"split": "held-out"`.)
+# An agent that has learned 40 answers by heart looks as good as one that has learned to mend bugs, as long as one asks it the
+# same 40 questions. So there are tasks that training never touches, in three sets. `held-out` has other repositories
+# and other functions: no name of a function in the training tasks occurs in it. `held-out-phrasings` has in addition other
+# wordings of the issues, and `held-out-families` other kinds of bugs. (An own file has held-out tasks where lines say so:
+# `"split": "held-out"`, or a name that begins in this way.)
 
 # %%
-held_out = load_tasks(SOURCE, split="held-out") if SOURCE == "bundled" else []
-print(f"{'split':10}{'tasks':>7}{'FAIL_TO_PASS':>14}{'PASS_TO_PASS':>14}{'files a task':>14}")
-for name, split in (("train", tasks), ("held-out", held_out)):
+names = ("train", "held-out", "held-out-phrasings", "held-out-families")
+splits = {name: load_tasks(SOURCE, split=name) for name in names} if SOURCE == "bundled" else {"train": tasks}
+print(f"{'split':20}{'tasks':>7}{'FAIL_TO_PASS':>14}{'PASS_TO_PASS':>14}{'files a task':>14}")
+for name, split in splits.items():
     mend, keep = (sum(len(getattr(t, f)) for t in split) for f in ("fail_to_pass", "pass_to_pass"))
     files = sum(len(t.files) for t in split) / max(len(split), 1)
-    print(f"{name:10}{len(split):>7}{mend:>14}{keep:>14}{files:>14.1f}")
-print("repositories in both:", len({t.repo for t in tasks} & {t.repo for t in held_out}))
+    print(f"{name:20}{len(split):>7}{mend:>14}{keep:>14}{files:>14.1f}")
+apart = [{t.repo for t in split} for split in splits.values()]
+print("repositories in more than one:", sum(map(len, apart)) - len(set().union(*apart)))
+print("an issue of held-out-phrasings:", *(t.problem_statement for t in splits.get(names[2], [])[:1]), sep="\n")
 
 # %% [markdown]
 # ## 9. The real thing
@@ -317,18 +335,18 @@ check(answer, lambda rewards: np.array_equal(rewards, [0, 0]))
 
 # %% [markdown]
 # **Exercise 2.** Be the agent: resolve the first held-out task with one bash command. Its issue says "Function
-# adjust_amount should return scale minus factor", and the file
-# is shown by `print(yours.files["src/engine.py"])`. The check runs your command in a sandbox, captures the patch and
+# merge_sample should return width minus speed", and the file
+# is shown by `print(yours.files["src/player.py"])`. The check runs your command in a sandbox, captures the patch and
 # grades it. Beware of section 6.
 #
 # <details><summary>Solution</summary>
 #
-# The remainder stands twice in the file, and once rightly, so the line must be named. Any other way that mends
+# The plus stands twice in the file, and once rightly, so the line must be named. Any other way that mends
 # only this line is as good.
 #
 # ```python
 # yours = load_tasks(split="held-out")[0]
-# answer = "sed -i 's/scale % factor/scale - factor/' src/engine.py"
+# answer = "sed -i 's/width + speed/width - speed/' src/player.py"
 # ```
 #
 # </details>

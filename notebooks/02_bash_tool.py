@@ -174,7 +174,7 @@ def call(command):
     return f"{head}{command}\n</parameter>\n</function>\n</tool_call>"
 
 
-good = "Look first.\n</think>\n\n" + call("grep -n merge_delay src/cart.py")
+good = "Look first.\n</think>\n\n" + call('git grep -nW --heading "def adjust_height("')
 print(good, "\n\n->", parse_tool_calls(good))
 print("->", parse_tool_calls("Fine.\n</think>\n\nIt is done."))
 
@@ -274,7 +274,7 @@ print(f"messages begun: {begun}, the tool's and the next turn")
 # tokens as they came, the encoded observation, and so on.
 
 # %%
-sampled = [token for letter in "grep" for token in chat.encode(letter)]  # drawn letter by letter
+sampled = [token for letter in "sed" for token in chat.encode(letter)]  # drawn letter by letter
 again = chat.encode(chat.decode(sampled))
 print("sampled ", sampled, [tokenizer.decode([token]) for token in sampled])
 print("re-read ", again, [tokenizer.decode([token]) for token in again])

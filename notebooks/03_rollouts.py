@@ -22,7 +22,7 @@
 # issue to its last word is a *rollout*, and what comes out is an *attempt*. All the rest of this project, rewards,
 # groups and gradients, works on attempts that are over; this notebook makes some.
 #
-# The policy here is the bundled one, half a million parameters. It runs in a training server on this machine, which speaks
+# The policy here is the bundled one, 0.7 million parameters. It runs in a training server on this machine, which speaks
 # the same protocol as a large one: we send token ids, and get token ids back, each with its log-probability.
 
 # %% [markdown]
@@ -56,6 +56,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from IPython.display import display
 from matplotlib.figure import Figure
 
 from swegym_tutorial import EpisodeViewer, TrainingConfig, generate_rollout, load_tasks
@@ -64,6 +65,7 @@ from swegym_tutorial.connect import connect, first_client, server_from_environme
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Grader
+from swegym_tutorial.habits import MEANINGS, habits_of, rates
 from swegym_tutorial.halt import Halt
 from swegym_tutorial.plots import picture
 from swegym_tutorial.rollout import Sample
@@ -81,10 +83,7 @@ folder.open()
 closing, halt = contextlib.ExitStack(), Halt()
 service = connect(config, folder, server_from_environment(config), halt, closing, on_death=print)
 _, chat = first_client(service, config)
-sampler = service.base_sampler()
-sandboxes = backend(config.sandbox, config, say=print)
-task = load_tasks(config.tasks, split="train")[0]
-print("Issue:", task.problem_statement)
+sampler, sandboxes = service.base_sampler(), backend(config.sandbox, config, say=print)
 
 # %% [markdown]
 # ## 2. The first turn
@@ -97,16 +96,18 @@ print("Issue:", task.problem_statement)
 # of a coin, -4.6 one in a hundred.
 
 # %%
+task = load_tasks(config.tasks, split="train")[0]
+print("Issue:", task.problem_statement)
 prompt = chat.prompt(task)
 sample = sampler.sample(prompt, config.turn_tokens, SEED)
-print(f"{len(prompt)} tokens of prompt, {len(sample.tokens)} sampled, stopped by itself: {sample.stopped}\n")
+print(f"\n{len(prompt)} tokens of prompt, {len(sample.tokens)} sampled, stopped by itself: {sample.stopped}\n")
 for token, logprob in zip(sample.tokens[:14], sample.logprobs, strict=False):
     text = chat.tokenizer.decode([token])
     print(f"{token:6} {logprob:8.3f}  {np.exp(logprob):7.1%}  {text!r}")
 
 # %% [markdown]
 # The model is sure of most tokens: once it has begun to write a call, the form leaves no choice. At a few it could have gone
-# another way (here at the first word; most of the rest went to *Guess the file.*), and those decide what becomes of the attempt.
+# another way, above all at the first word: *Look first.* or *Guess the file.* Those decide what becomes of the attempt.
 #
 # ## 3. From the turn to the next prompt
 #
@@ -193,9 +194,9 @@ choices = (surprise > 0.1).sum()
 picture(figure, f"{len(tokens)} tokens, given and sampled in turn; {choices} of the sampled stand out.")
 
 # %% [markdown]
-# **What you should see.** Two tokens or three stand out. There the model *chose*. With `SEED = 2`: *Look*, where it could have
-# guessed, and *Fix* (the line), where it could have replaced every match, or stopped. A guesser chooses three times: to guess, in which
-# file, and which sign is wrong.
+# **What you should see.** A few tokens stand out. There the model *chose*, and most are the first word of a thought: *Look*, where it
+# could have guessed; *Fix* (the line), where it could have replaced every match, or stopped; *Run* (the tests), where it could
+# have been done. A guesser chooses what nobody could know: in which file to look for the bug, and which text is wrong.
 # All else follows from those almost by itself: once a call has begun, its form leaves no choice. Training moves the choices; where
 # the probability is 1 already, the gradient is next to 0.
 #
@@ -308,16 +309,39 @@ alone = sum(episode.rollout.seconds for episode in group)
 print(f"{time.monotonic() - began:.1f} s for all, with grading; {alone:.1f} s of attempts one by one")
 
 # %% [markdown]
-# ## 9. One of them, opened
+# ## 9. Their habits, and one of them opened
 #
-# Whatever is in a run's folder can be read with the `EpisodeViewer`: the issue, each turn with its commands and what they printed, the
-# patch, the tests, and the tokens.
+# What tells these attempts apart? Five habits do, mostly, and `habits_of` reads them off an attempt's commands and exit codes. A green dot:
+# the attempt has it. An orange cross: it came to the choice, and chose badly. Nothing: it never came to it, as one that has
+# run no tests has nothing to repair. On top, the reward.
+#
+# And one of them is opened, with a reward if there is one. Whatever is in a run's folder can be read with the `EpisodeViewer`: the issue, each turn
+# with its commands and what they printed, the patch, the tests, and the tokens.
 
 # %%
+seen = [habits_of(episode.rollout.whole().turns) for episode in group]
+figure = Figure(figsize=(8, 2.6), layout="constrained", facecolor="white")
+axes, rows = figure.subplots(), {str(habit): row for row, habit in enumerate(MEANINGS)}
+for n, habits in enumerate(seen):
+    for habit, there in habits.items():
+        mark, color = ("o", "#009E73") if there else ("X", "#D55E00")
+        axes.plot(n, rows[habit], mark, color=color, ms=10)
+axes.set_xticks(range(8), [f"a{n}\n{episode.reward:.0f}" for n, episode in enumerate(group)])
+axes.set_yticks(range(len(rows)), list(MEANINGS.values()))
+axes.set(xlim=(-0.5, 7.5), ylim=(4.5, -0.5))
+axes.xaxis.tick_top()
+told = "; ".join(f"{MEANINGS[habit]}: {had} of {of}" for habit, (had, of) in rates(seen).items())
+display(picture(figure, f"Habits of eight attempts. {told}."))
 name = next((f"g000000-a{n}" for n, episode in enumerate(group) if episode.reward), "g000000-a0")
 EpisodeViewer(folder.path, name)
 
 # %% [markdown]
+# **What you should see.** Many of the attempts guess, and never run the tests; where there is a reward, the crosses are few. The policy has each
+# of these habits *sometimes*, and that is enough: what is rewarded in a group is made more likely.
+# [00_quickstart](00_quickstart.ipynb) draws how the habits grow. Who has all five, and copies well, resolves every bundled task. Then tests
+# are for two cases: a function beside the bug that the own edit has broken, and, in every other task, a second function with the same
+# bug, which the issue doesn't mention. The tests show the line, and a repair mends it.
+#
 # ## 10. Temperature
 #
 # Where do the differences in a group come from? The model's probabilities are the same for all eight; only the draws differ.
@@ -394,15 +418,15 @@ answer = None  # a number from 0 to 1
 check(answer, lambda p: np.isclose(p, np.prod(np.exp(logprobs[mask])), rtol=0.01))
 
 # %% [markdown]
-# **Exercise 2.** Choose `context_tokens` so that the same attempt runs into the context limit in the middle of its third turn. Sixteen
-# tokens at the end of the context are always left free. (It needs an attempt of three turns, as those of `SEED = 2`, 11 or 24.)
+# **Exercise 2.** Choose `context_tokens` so that the same attempt runs into the context limit in the middle of its last turn. Sixteen
+# tokens at the end of the context are always left free.
 #
 # <details><summary>Solution</summary>
 #
-# The third turn must be begun and must not be finished: there has to be room for all before it, for the 16, and for a token or two.
+# The last turn must be begun and must not be finished: there has to be room for all before it, for the 16, and for a token or two.
 #
 # ```python
-# answer = sum(len(ids) for _, ids, _ in parts[:5]) + 16 + 2
+# answer = sum(len(ids) for _, ids, _ in parts[:-1]) + 16 + 2
 # ```
 #
 # </details>
@@ -412,23 +436,23 @@ answer = None  # a whole number
 
 
 # %% tags=["check"]
-def third_turn_is_cut(limit):
+def last_turn_is_cut(limit):
     """Try it."""
     made = generate_rollout(task, sampler, chat, sandboxes, replace(config, context_tokens=limit), seed=SEED)
-    return made.ending == "context_limit" and len(made.turns) == 3
+    return made.ending == "context_limit" and len(made.turns) == len(rollout.turns)
 
 
-check(answer, third_turn_is_cut)
+check(answer, last_turn_is_cut)
 
 # %% [markdown]
 # **Exercise 3.** Whatever has a method `sample(prompt, max_tokens, seed)` is a sampler. The check makes one that says your turns, one
-# after the other. Be the policy: write the turns that resolve the issue. (Its file and its line stand in section 3.)
+# after the other. Be the policy: write the turns that resolve the issue. (`print(task.files["src/cart.py"])` shows the file.)
 #
 # <details><summary>Solution</summary>
 #
 # ```python
 # call = "<tool_call>\n<function=bash>\n<parameter=command>\n{}\n</parameter>\n</function>\n</tool_call>"
-# fix = call.format("sed -i '9s/ + / % /' src/cart.py")
+# fix = call.format("sed -i '11s/ + / - /' src/cart.py")
 # answer = ["Fix it.\n</think>\n\n" + fix, "Done.\n</think>\n\nIt is fixed."]
 # ```
 #

@@ -73,7 +73,7 @@ def patch_after(command, task=task):
         return capture_patch(sandbox, task, config.patch_bytes)
 
 
-fix = patch_after("sed -i 's/height + margin/height % margin/' src/cart.py")
+fix = patch_after("sed -i 's/angle + pace/angle - pace/' src/cart.py")
 print(fix.decode())
 
 
@@ -122,7 +122,7 @@ verdict
 # %%
 patches = {
     "the fix": fix,
-    "a wrong fix": patch_after("sed -i 's/height + margin/height - margin/' src/cart.py"),
+    "a wrong fix": patch_after("sed -i 's/angle + pace/angle % pace/' src/cart.py"),
     "nothing changed": patch_after("true"),
     "half a patch": fix[: len(fix) // 2],
     "a syntax error": patch_after("echo 'def (' >> src/cart.py"),
@@ -314,11 +314,11 @@ for result in sorted(validate(suspects, sandboxes, config), key=lambda each: eac
 #
 # <details><summary>Solution</summary>
 #
-# `print(other_task.problem_statement)` asks whether one number is below another, and `print(other_task.files["src/engine.py"])`
-# has `<=` where it should have `<`.
+# `print(other_task.problem_statement)` asks of `pick_mass` whether one number is no smaller than another, and
+# `print(other_task.files["src/route.py"])` shows `>` where it should have `>=`. The function above it has a `>` that is right.
 #
 # ```python
-# answer = "sed -i 's/length <= table/length < table/' src/engine.py"
+# answer = "sed -i 's/margin > scale/margin >= scale/' src/route.py"
 # ```
 #
 # </details>
@@ -348,7 +348,7 @@ check(mended and mended.outcome, "resolved")
 answer = None  # the name of an outcome, as a string
 
 # %% tags=["check"]
-deleted = patch_after("sed -i 's/height + margin/height % margin/' src/cart.py; rm tests/test_cart.py")
+deleted = patch_after("sed -i 's/angle + pace/angle - pace/' src/cart.py; rm tests/test_cart.py")
 check(answer, grade(task, deleted, sandboxes, config, bench).outcome)
 
 # %% [markdown]

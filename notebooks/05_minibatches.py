@@ -197,7 +197,7 @@ look = "Look first.\n</think>\n\n" + call.format("cat src/cart.py")
 parts = [
     ("prompt", chat.prompt(task), False),
     ("turn 1", chat.encode(look) + chat.stop_tokens, True),
-    ("observation", chat.observations(["def merge_delay(height, margin):\n"], stopped=True), False),
+    ("observation", chat.observations(["def adjust_height(angle, pace):\n"], stopped=True), False),
     ("turn 2", chat.encode("Done.\n</think>\n\nIt is fine.") + chat.stop_tokens, True),
 ]
 tokens = np.concatenate([ids for _, ids, _ in parts]).astype(np.int32)

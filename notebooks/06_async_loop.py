@@ -63,13 +63,14 @@ from swegym_tutorial import Dashboard, TrainingConfig, TrainingRun, advantages
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.events import read_episode, scan
 from swegym_tutorial.exercises import check
+from swegym_tutorial.habit_plot import habit_figure, habit_text
 from swegym_tutorial.halt import Halt
+from swegym_tutorial.plots import picture
 from swegym_tutorial.policy import PolicyService
 from swegym_tutorial.sandbox import SandboxError, backend
 from swegym_tutorial.server.process import LocalServer
+from swegym_tutorial.terminal import summarise
 from swegym_tutorial.timeline import read_spans, timeline
-
-folder = Path("runs") / time.strftime("loop-%Y%m%d-%H%M%S")
 
 # %% [markdown]
 # ## 2. Taking turns
@@ -80,6 +81,7 @@ folder = Path("runs") / time.strftime("loop-%Y%m%d-%H%M%S")
 # the run takes turns. All else is as usual: 16 attempts at once, two gradings at once.
 
 # %%
+folder = Path("runs") / time.strftime("loop-%Y%m%d-%H%M%S")
 asynchronous = TrainingConfig.laptop(
     steps=STEPS, groups_per_batch=GROUPS, max_groups_per_batch=GROUPS, seed=SEED
 )
@@ -380,6 +382,22 @@ print("advantages:", advantages(partial["rewards"]).round(2).tolist())
 # Where faults become the rule (`max_fault_share` of the last `fault_window` attempts, for `fault_minutes`), the run
 # stops and names the commonest. What else it survives, and how that was tried, stands in
 # [docs/resilience.md](../docs/resilience.md).
+#
+# ## 10. What the attempts looked like meanwhile
+#
+# A reward tells whether attempts succeed, not how they go about it. So the log's `episode` events also hold the *habits* of each
+# attempt: did it look before it edited, did it run the tests? Here is what share of the attempts had each, step by
+# step, through the stop, the resume and the lost sandboxes of the asynchronous run:
+
+# %%
+summary = summarise(folder / "asynchronous")
+picture(habit_figure(summary), habit_text(summary))
+
+# %% [markdown]
+# **What you should see.** The curves go on where they were: a stop costs a batch that was being filled, and nothing that was
+# learned. So few steps are only the beginning ([00_quickstart](00_quickstart.ipynb) takes more of them), and each
+# point is a share of at most 64 attempts, so that the curves are rough. Habits can tell early that a run goes wrong, when a
+# reward still rises: an agent that finds a cheat stops looking.
 #
 # ## Summary
 #

@@ -18,7 +18,7 @@
 #
 # ## From a laptop to many GPUs
 #
-# So far the model had half a million parameters and everything ran here. The published run trains a model of 9
+# So far the model had less than a million parameters and everything ran here. The published run trains a model of 9
 # billion on real issues, in three places: a *training server* with the GPUs, which both samples and trains;
 # *sandboxes* in the cloud, hundreds at a time; and the *driver*, the process that you start, which needs no GPU and
 # only joins the two.
@@ -250,7 +250,7 @@ print(f"published: {len(files)} files of", {round(file.stat().st_size / 4e3) for
 assert REAL or (files and all(abs(file.stat().st_size - 4 * adapter) < 10_000 for file in files))
 
 # %% [markdown]
-# Of a tiny model that is a fifth. In large models the matrices grow with the square of the width and adapters only
+# Of a tiny model that is almost a fifth. In large models the matrices grow with the square of the width and adapters only
 # with the width itself, so that the share shrinks. For training an adapter needs four numbers for each of its own:
 # the weight, its gradient and Adam's two averages. The frozen base needs one. That is why a further client costs so
 # little memory.

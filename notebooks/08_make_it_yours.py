@@ -60,7 +60,7 @@ from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swegym_tutorial import Dashboard, TrainingConfig, TrainingRun, advantages, grade, load_tasks
-from swegym_tutorial.bundled import POLICY
+from swegym_tutorial.bundled import POLICY, repository
 from swegym_tutorial.events import EventReader
 from swegym_tutorial.exercises import check
 from swegym_tutorial.grading import Outcome, Verdict
@@ -80,17 +80,20 @@ from swegym_tutorial.validation import validate
 #
 # Here are the texts of a small shop. The function `{name}` will have the operator `{wrong}` where it should have `{right}`. A second
 # one, for which the wrong operator is right, is there to be broken by a careless fix. The agent sees the first test; the
-# two others are hidden.
+# two others are hidden. (The bundled model knows one kind of package: its functions have a line of docstring, and the tests run with
+# `python -S check.py`. So ours are of that kind, and borrow the script; a large model needs neither.)
 
 # %%
 SOURCE = '''"""Helpers for the store."""
 
 
 def read_stock({a}, {b}):
+    """Combine {a} with {b}."""
     return {a} {wrong} {b}
 
 
 def {name}({a}, {b}):
+    """Combine {a} with {b}."""
     return {a} {operator} {b}
 '''
 VISIBLE = """from src.store import *
@@ -100,10 +103,8 @@ def test_read_stock():
     assert read_stock(7, 3) == 7 {wrong} 3
 """
 HIDDEN = """
-
 def test_small():
     assert {name}(7, 3) == 7 {right} 3
-
 
 def test_large():
     assert {name}(12, 5) == 12 {right} 5
@@ -130,7 +131,7 @@ def row(name, a, b, wrong, right, words):
         "repo": "me/store",
         "base_commit": "",  # of no use where a task brings its files
         "problem_statement": f"Function {name} should return {a} {words} {b}.",
-        "files": {"src/__init__.py": "", "src/store.py": bad, "tests/test_store.py": old},
+        "files": {"src/__init__.py": "", "src/store.py": bad, "tests/test_store.py": old, "check.py": repository.CHECK_SOURCE},
         "patch": diff("src/store.py", bad, good),
         "test_patch": diff("tests/test_store.py", old, new),
         "FAIL_TO_PASS": ["tests/test_store.py::test_small", "tests/test_store.py::test_large"],
@@ -226,7 +227,7 @@ class WatchedSandbox:
 # %%
 watched = Watched(sandboxes, fault_every=13)
 with closing(watched.open(tasks[0])) as sandbox:
-    sandbox.exec("git log --oneline; tail -4 src/store.py", timeout=10)
+    sandbox.exec("git log --oneline; tail -3 src/store.py", timeout=10)
     sandbox.exec("python -m pytest -q --no-header | tail -1", timeout=60)
 for command, result in watched.diary:
     print(f"$ {command}\n{result.output}")
@@ -261,7 +262,7 @@ def verdict_after(command, task=tasks[0]):
 
 
 for command in (
-    "sed -i '9s/ + / % /' src/store.py",
+    "sed -i '11s/ + / % /' src/store.py",
     "sed -i 's/+/%/' src/store.py",
     "sed -i 's/+/-/' src/store.py",
     "true",
@@ -342,7 +343,7 @@ lost = sum(event["reward"] is None for event in episodes)
 faults = sum(event["event"] == "attempt_fault" for event in events)
 print(f"{len(watched.asked)} sandboxes asked for, {faults} faults, {lost} of {len(episodes)} attempts lost")
 used = Counter(command.split()[0] for command, _ in watched.diary)
-print("the agent's commands:", {name: used[name] for name in ("grep", "sed")})
+print("the agent's commands:", {name: used[name] for name in ("git", "sed", "python")})
 thirds = np.array_split([event["outcome"] == "resolved" for event in episodes if event["reward"] is not None], 3)
 print("resolved, of each third of the attempts:", *(f"{third.mean():.0%}" for third in thirds))
 
@@ -408,6 +409,8 @@ picture(figure, f"Two advantages each of {len(halves)} attempts; {taught} lie ab
 # def answer(task, rollout, verdict):
 #     return verdict.reward * (1.0 if len(rollout.turns) <= 3 else 0.8)
 # ```
+#
+# Note what it would teach: *look*, *fix* and *done* are three turns, and running the tests is a fourth.
 #
 # </details>
 
