@@ -51,10 +51,10 @@ PHASE_COLORS = dict(zip(PHASES, ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#C
 def reward_time_figure(summary: RunSummary) -> Figure:
     """Draw mean reward and full batch time over the steps, a batch each, side by side.
 
-    Left: the mean reward of all graded attempts on a fixed scale from 0 to 1; of several clients each is a
-    thin grey line and their mean a bold one, which goes on without those that failed; held-out rates are diamonds before the first and after the last
-    step. Right: the seconds of a batch, stacked by phase; of several clients their mean. A run without a
-    step gives an empty pair of panels that say what the run is doing.
+    Left: the mean reward of all graded attempts on a fixed scale from 0 to 1; of several clients each is a thin grey
+    line and their mean a bold one, which goes on without those that failed; the rates of the first held-out split are
+    diamonds before the first and after the last step. Right: the seconds of a batch, stacked by phase; of several
+    clients their mean. A run without a step gives an empty pair of panels that say what the run is doing.
     """
     from matplotlib.figure import Figure
 

@@ -33,8 +33,13 @@ def all_held_out(config: TrainingConfig) -> list[Task]:
     if config.tasks.partition(":")[0] == "swegym":  # its file names no splits
         return tasks
     splits = dict.fromkeys(task.split for task in load_tasks(config.tasks, split=None))
-    further = [split for split in splits if split.startswith(f"{HELD_OUT}-")]
+    further = [split for split in splits if is_held_out(split) and split != HELD_OUT]
     return [*tasks, *(task for split in further for task in held_out_tasks(config, split))]
+
+
+def is_held_out(split: str) -> bool:
+    """Whether a split is one of those that `--evaluate` measures."""
+    return split == HELD_OUT or split.startswith(f"{HELD_OUT}-")
 
 
 def held_out_tasks(config: TrainingConfig, split: str = HELD_OUT) -> list[Task]:

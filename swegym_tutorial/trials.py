@@ -24,7 +24,7 @@ from .evaluate import Evaluation, evaluate
 from .events import RunFolder
 from .grading import check_graders
 from .halt import Halt, Stopped
-from .selection import HELD_OUT, held_out_tasks
+from .selection import held_out_tasks, is_held_out
 from .tasks import Task, load_tasks
 from .trust import Trust, make_grader, trust_in
 
@@ -65,11 +65,7 @@ def evaluate_policy(
             if not run_folder.checkpoint(0).exists():
                 raise RunError(f"{folder} has no checkpoint to evaluate yet: no step is done")
             path = read_checkpoint(run_folder.checkpoint(0))["sampler"]
-        tasks = (
-            held_out_tasks(config, split)
-            if split.startswith(HELD_OUT)
-            else load_tasks(config.tasks, split=split)
-        )
+        tasks = held_out_tasks(config, split) if is_held_out(split) else load_tasks(config.tasks, split=split)
         config = replace(config, seed=seed)  # of the sampling: the tasks are the run's own
         check_graders(tasks)
         run_folder.open()

@@ -187,8 +187,10 @@ def test_an_evaluation_measures_the_tasks_that_its_run_measured(whole, tmp_path)
     shutil.copytree(whole, folder)
     config = replace(saved_config(folder), evaluation_tasks=2, seed=4242)
     (folder / "config.json").write_text(json.dumps(config.to_json()))
-    result = evaluate_policy(folder, attempts=1, seed=7)
-    assert set(result.rewards) == {task.instance_id for task in held_out_tasks(config)}
+    split = "held-out-phrasings"
+    result = evaluate_policy(folder, split=split, attempts=1, seed=7)
+    assert set(result.rewards) == {task.instance_id for task in held_out_tasks(config, split)}
+    assert result.split == split and len(result.rewards) == 2
 
 
 @pytest.mark.slow
