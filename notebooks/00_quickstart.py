@@ -143,9 +143,9 @@ for split in dict.fromkeys(each.split for each in run.evaluations):
     print(f"{split:22}{before.rate:>8.0%}{after.rate:>8.0%}   of {after.attempts} attempts")
 
 # %% [markdown]
-# **What you should see.** All three rise, and by about as much. (With 20 attempts each, a share is sure to about ten of
-# 100.) How to mend each kind of bug, also those of the third split, the model was shown before this run, by examples. What the run
-# teaches is *habits*, and they carry over: section 7 looks at them.
+# **What you should see.** All three rise. (A share of 20 attempts is sure to about ten of 100, so that the order of the three
+# means little.) How a bug is mended, of each kind and also of those of the third split, the model was shown by examples before this run. What the
+# run teaches is *habits*, and they carry over: section 7 looks at them.
 
 
 # %% [markdown]
@@ -224,8 +224,8 @@ picture(habit_figure(summary), habit_text(summary))
 # %% [markdown]
 # **What you should see.** Before the training most attempts guess a file and are done. The curves of looking, of naming
 # the line and of running the tests rise from low places; the two others begin high. (Few attempts of the first steps
-# come to a repair, so that its curve jumps.) No reward names a habit: the reward is for resolved issues, and the habits
-# grow because they lead there. Running the tests comes last. It pays only where a second function has the bug, or where the own edit
+# come to a repair, so that its curve jumps.) No reward names a habit: the reward is for resolved issues, and attempts
+# with these habits earn it more often. Running the tests comes last. It pays only where a second function has the bug, or where the own edit
 # has broken one.
 
 # %% [markdown]
