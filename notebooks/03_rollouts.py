@@ -107,7 +107,7 @@ for token, logprob in zip(sample.tokens[:14], sample.logprobs, strict=False):
 
 # %% [markdown]
 # The model is sure of most tokens: once it has begun to write a call, the form leaves no choice. At a few it could have gone
-# another way, above all at the first word: *Look first.* or *Guess the file.* Those decide what becomes of the attempt.
+# another way (here at the first word; most of the rest went to *Guess the file.*), and those decide what becomes of the attempt.
 #
 # ## 3. From the turn to the next prompt
 #
@@ -194,9 +194,9 @@ choices = (surprise > 0.1).sum()
 picture(figure, f"{len(tokens)} tokens, given and sampled in turn; {choices} of the sampled stand out.")
 
 # %% [markdown]
-# **What you should see.** A few tokens stand out. There the model *chose*, and most are the first word of a thought: *Look*, where it
-# could have guessed; *Fix* (the line), where it could have replaced every match, or stopped; *Run* (the tests), where it could
-# have been done. A guesser chooses what nobody could know: in which file to look for the bug, and which text is wrong.
+# **What you should see.** A few tokens stand out. There the model *chose*. With `SEED = 2` they are the first words of three thoughts: *Look*,
+# where it could have guessed; *Fix* (the line), where it could have replaced every match, or stopped; and *Run* (the tests), where it could
+# have been done. A guesser chooses what it can't know: which file has the bug, and which text in it is wrong.
 # All else follows from those almost by itself: once a call has begun, its form leaves no choice. Training moves the choices; where
 # the probability is 1 already, the gradient is next to 0.
 #
@@ -232,7 +232,7 @@ for name, ids in zip(("drawn", "read again"), pair, strict=True):
     for token, value in list(zip(ids, values, strict=True))[differ : differ + 4]:
         print(f"{token:6} {value:8.2f}  {chat.tokenizer.decode([token])!r}")
 lost = server_logprobs(pair[0]).sum() - server_logprobs(pair[1]).sum()
-print(f"\na difference of {lost:.1f}: a factor of {np.exp(lost):.0e}")
+print(f"\na difference of {lost:.1f}: a factor of 10 to the power of {lost / np.log(10):.0f}")
 
 # %% [markdown]
 # The text is the same, letter for letter, and the model finds one row of tokens far less likely than the other: by the factor in
@@ -315,7 +315,7 @@ print(f"{time.monotonic() - began:.1f} s for all, with grading; {alone:.1f} s of
 # the attempt has it. An orange cross: it came to the choice, and chose badly. Nothing: it never came to it, as one that has
 # run no tests has nothing to repair. On top, the reward.
 #
-# And one of them is opened, with a reward if there is one. Whatever is in a run's folder can be read with the `EpisodeViewer`: the issue, each turn
+# And one of them is opened: of those with the best reward, the one with the most turns. Whatever is in a run's folder can be read with the `EpisodeViewer`: the issue, each turn
 # with its commands and what they printed, the patch, the tests, and the tokens.
 
 # %%
@@ -332,8 +332,8 @@ axes.set(xlim=(-0.5, 7.5), ylim=(4.5, -0.5))
 axes.xaxis.tick_top()
 told = "; ".join(f"{MEANINGS[habit]}: {had} of {of}" for habit, (had, of) in rates(seen).items())
 display(picture(figure, f"Habits of eight attempts. {told}."))
-name = next((f"g000000-a{n}" for n, episode in enumerate(group) if episode.reward), "g000000-a0")
-EpisodeViewer(folder.path, name)
+best = max(range(8), key=lambda n: (group[n].reward, len(group[n].rollout.turns)))
+EpisodeViewer(folder.path, f"g000000-a{best}")
 
 # %% [markdown]
 # **What you should see.** Many of the attempts guess, and never run the tests; where there is a reward, the crosses are few. The policy has each
