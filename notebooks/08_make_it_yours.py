@@ -269,7 +269,7 @@ for command in (
 ):
     verdict = verdict_after(command)
     earned = partial_credit(tasks[0], None, verdict)
-    print(f"{command:34}{verdict.outcome:13} reward {verdict.reward:.0f}  with partial credit {earned}")
+    print(f"{command:36}{verdict.outcome:13} reward {verdict.reward:.0f}  with partial credit {earned}")
 
 # %% [markdown]
 # The second command replaces the operator in the whole file: the issue is solved, and the neighbour broken. Is that half as good as a
