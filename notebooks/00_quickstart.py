@@ -101,8 +101,8 @@ run = TrainingRun(config, folder, evaluate=True).start()
 #
 # First comes the evaluation before training; then the figure grows by a step every few seconds. Left: the mean reward of all attempts that came in
 # while a batch of groups filled. Right: where the time of a batch went. The orange diamonds are held-out issues,
-# which the model is never trained on: hollow before the training, filled after it. (There are three kinds of them;
-# the diamonds show the first, and section 5 all three.)
+# which the model is never trained on: hollow before the training, filled after it. (There are three kinds of them: the
+# diamonds show the first, and the table below the figure all three.)
 #
 # The buttons act while the cell below waits; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
 
@@ -121,11 +121,11 @@ await dashboard
 # [docs/world.md](../docs/world.md) tells of it was 0.14 in the first step, 0.78 in the 14th, and 0.93 over the last five of
 # 30; yours will differ. It jumps from step to step, because a batch holds only eight of the issues. The held-out
 # diamonds say the same about issues outside of the training set: the model did not just learn 40 answers by heart.
-# Sampling and training take most of a batch's time, and more of it later, because a careful attempt has more turns than a
-# careless one. *Tools* is the opening of sandboxes and the commands in them. Grading shrinks
+# Sampling and training take most of a batch's time. *Tools* is the opening of sandboxes and the commands in them. Grading shrinks
 # to almost nothing, because a patch that was seen before at the same issue is not tested again. A bar with hardly any sampling is a
 # batch whose attempts were ready: they were made while the batch before it was trained on ([06_async_loop](06_async_loop.ipynb)).
-# In the table, *stale* groups were made by weights too old to learn from, and *failed* ones were lost to faults.
+# In the table, *stale* groups were made by weights too old to learn from, and *failed* ones were lost to faults; the *habits*
+# are section 7's.
 
 # %% [markdown]
 # ## 5. Before and after
@@ -225,8 +225,8 @@ picture(habit_figure(summary), habit_text(summary))
 # **What you should see.** Before the training most attempts guess a file and are done. The curves of looking, of naming
 # the line and of running the tests rise from low places; the two others begin high. (Few attempts of the first steps
 # come to a repair, so that its curve jumps.) No reward names a habit: the reward is for resolved issues, and attempts
-# with these habits earn it more often. Running the tests comes last. It pays only where a second function has the bug, or where the own edit
-# has broken one.
+# with these habits earn it more often. Running the tests begins lowest: it pays only where a second function has the bug, or where
+# the own edit has broken one.
 
 # %% [markdown]
 # ## 8. Where the learning came from

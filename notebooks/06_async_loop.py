@@ -394,10 +394,10 @@ summary = summarise(folder / "asynchronous")
 picture(habit_figure(summary), habit_text(summary))
 
 # %% [markdown]
-# **What you should see.** The curves go on where they were: a stop costs a batch that was being filled, and nothing that was
-# learned. So few steps are only the beginning ([00_quickstart](00_quickstart.ipynb) takes more of them), and each
-# point is a share of at most 64 attempts, so that the curves are rough. Habits can tell early that a run goes wrong, when a
-# reward still rises: an agent that finds a cheat stops looking.
+# **What you should see.** A point for each step, those before the stop and those after it: a stop costs the batch that is being
+# filled, and nothing that was learned. So few steps are only a beginning ([00_quickstart](00_quickstart.ipynb) takes more of them), and each
+# point is the share of a few dozen attempts, so that the curves jump. Such curves are worth a look in any run: a reward may rise
+# for reasons that nobody wants, and what the agent does tells more than what it earns.
 #
 # ## Summary
 #
