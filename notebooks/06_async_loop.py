@@ -311,7 +311,7 @@ plt.show()
 # group comes next, and which were under way.
 #
 # We let the asynchronous run go on in its folder, for three more batches; `resume=True` allows that. After the first
-# of them we count its threads (the trainer is the job's own, `train-job0`), and then *pause* it: attempts under way end, and no new one begins. Then we *stop*
+# of them we count its threads (the trainer is the job's own, `train-job0`; *references* has work only where a KL term needs the base model), and then *pause* it: attempts under way end, and no new one begins. Then we *stop*
 # it for good: `wait()` comes back within two seconds, the batch being filled is dropped, and the checkpoint stands.
 
 
