@@ -65,7 +65,11 @@ class Kernel:
 
     def run(self, code: str) -> dict:
         """Run a cell to its end; return the reply. Its error is the reply's."""
-        return self.reply(self.client.execute(code, stop_on_error=False))
+        return self.reply(self.begin(code))
+
+    def begin(self, code: str) -> str:
+        """Ask for a cell to be run; return its id. Should it end in an error, what is asked for next is run all the same."""
+        return self.client.execute(code, stop_on_error=False)
 
     def reply(self, cell: str, timeout: float = 60) -> dict:
         end = time.monotonic() + timeout
@@ -168,7 +172,7 @@ def test_case_45_an_interrupted_cell_gives_the_prompt_back_and_runs_again(
     for name, phase in PHASES.items():
         folder = tmp_path / name.replace(" ", "-")
         code = f"run = start({str(folder)!r}, evaluate={name == 'evaluating'})\n{phase.wait}"
-        cell = kernel.client.execute(code)
+        cell = kernel.begin(code)
         assert wait_until(lambda: has(folder, phase.event, **phase.fields), 60), name  # noqa: B023 (called at once)
         time.sleep(0.3)
         start = time.monotonic()

@@ -133,13 +133,13 @@ def test_case_40_43_and_47_quickstart_runs_while_it_is_watched_paused_resumed_an
     saved = wait_until(
         lambda: saved_outputs(lab.notebooks / "00_quickstart.ipynb", row(shown, "status")), "it is saved"
     )
-    assert [set(output.data) for output in saved] == [
-        {"image/png", "text/plain"},
-        {"text/html", "text/plain"},
-        {"text/plain"},
-    ]
-    assert "".join(saved[0].data["image/png"].split()) in str(notebook.picture_source(shown))
-    assert not saved[2].data["text/plain"]
+    figure, table, *rest = saved
+    assert set(figure.data) == {"image/png", "text/plain"} and set(table.data) == {"text/html", "text/plain"}
+    assert "".join(figure.data["image/png"].split()) in str(notebook.picture_source(shown))
+    assert [output.data for output in rest] in (
+        [],
+        [{"text/plain": ""}],
+    )  # the buttons' place, which it may leave out
     assert not observer.complaints and not observer.outside
 
 

@@ -209,7 +209,7 @@ def test_what_gives_up_the_rights_is_never_a_program_of_the_agents(sandbox: Sand
         sandbox.write_file(f"/testbed/{name}", caught.encode())
     output(sandbox, "chmod +x setpriv prlimit")
     result = sandbox.exec(
-        "type -P setpriv; ls /tmp; grep CapEff /proc/self/status; ulimit -c",
+        "type -P setpriv; ls /tmp/caught* 2> /dev/null; grep CapEff /proc/self/status; ulimit -c",
         timeout=60,
         env={"PATH": "/testbed:/usr/bin:/bin"},
     )
