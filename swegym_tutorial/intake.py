@@ -2,7 +2,8 @@
 
 A group may be trained on as long as its policy is at most `max_staleness` publications old. So no more groups are
 started than the batch being filled and the next ones can take, and the batch keeps room for those that would be too
-old after the next publication, and waits for them: a task is never lost for being slow.
+old after the next publication, and waits for them: a task is never lost for being slow. After the last batch nothing
+follows: for it so many are started as will give it its groups, by the share that had a signal until now.
 
 Production never waits for what costs nothing: a complete group without a signal gives its place to another at once,
 where a batch takes any number of such groups. And no group starts while attempts wait for a worker: it would only age.
@@ -11,6 +12,7 @@ Without staleness groups start in the order of their numbers, one for each place
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +41,7 @@ class Intake:
         self._began: dict[int, float] = {}  # of each whose attempts are not all over, by time.monotonic()
         self._drained: set[int] = set()  # of those under way, the complete ones that take no place
         self._complete: list[Group] = []
+        self._with_signal = self._all_over = 0  # groups, of this part
         self._error: BaseException | None = None
 
     # -- The producer's side -----------------------------------------------------------------------
@@ -46,13 +49,23 @@ class Intake:
     def may_start(self) -> bool:
         """Whether one more group would find a worker, and room while its policy is fresh. Call it under `change`."""
         config = self._config
-        places = self.room + (0 if self.last else config.groups_per_batch * config.max_staleness)
+        places = self._places()
         return (
             len(self._began) < config.inflight_groups
             and len(self._versions) - len(self._drained) < places
             and len(self._complete) < config.completed_group_buffer * places
             and self._workers_are_free()
         )
+
+    def _places(self) -> int:
+        """How many groups may be under way, without those that take no place."""
+        following = self._config.groups_per_batch * self._config.max_staleness
+        if not self.last:
+            return self.room + following
+        if not self._drains:
+            return self.room
+        share = (self._with_signal + 1) / (self._all_over + 2)  # a half, before anything is known
+        return min(math.ceil(self.room / share), self.room + following)
 
     def start(self) -> int:
         """Return the number of the next group, which counts as under way from now. Call it under `change`."""
@@ -81,7 +94,10 @@ class Intake:
         """All attempts of a group are over."""
         with self.change:
             self._pace.completed(group.task_id, time.monotonic() - self._began.pop(group.number))
-            if self._drains and self._is_useless(group):
+            useless = self._is_useless(group)
+            self._all_over += 1
+            self._with_signal += not useless
+            if self._drains and useless:
                 self._drained.add(group.number)
                 group = without_tokens(group)  # many may wait for the trainer, to be counted
             self._complete.append(group)

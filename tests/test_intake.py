@@ -85,6 +85,29 @@ def test_nothing_is_started_for_a_batch_that_never_comes():
     assert begin(intake) == 4
 
 
+def test_for_the_last_batch_so_many_are_started_as_will_have_a_signal():
+    """As many as it has places would leave the workers idle at its end, as most of them come to nothing."""
+    intake = Intake(NO_LIMIT)
+    intake.room, intake.last = 2, True
+    assert begin(intake) == 4  # nothing is known yet: every second one
+    for number in range(4):
+        intake.completed(graded(number, 0, 0))
+    assert begin(intake) == 6  # of now perhaps 12, but no more than for any batch: its own and the next one's
+    for number in range(4, 10):
+        intake.completed(graded(number, 0, 2))
+    intake.room = 1
+    assert begin(intake) == 0  # six wait, and one of them is enough
+    intake.room = 0
+    assert intake.may_close() and not intake.may_start()
+
+
+@pytest.mark.parametrize("change", [{"max_groups_per_batch": 4}, {"max_staleness": 0}])
+def test_where_each_group_has_its_place_the_last_batch_has_no_more_than_those(change):
+    intake = Intake(replace(NO_LIMIT, **change))
+    intake.room, intake.last = 2, True
+    assert begin(intake) == 2
+
+
 def test_without_staleness_nothing_is_started_while_training():
     intake = Intake(replace(CONFIG, max_staleness=0))
     assert begin(intake) == 0
