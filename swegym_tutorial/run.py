@@ -112,6 +112,7 @@ class TrainingRun:
         self._done = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+        self._exiting = False
         self._fatal: RunError | None = None
 
     # -- Control -----------------------------------------------------------------------------------
@@ -187,6 +188,7 @@ class TrainingRun:
         return self._stop.is_set()
 
     def _at_exit(self) -> None:
+        self._exiting = True
         self.stop()
         self._done.wait(10)
         self._closed.wait(CLOSING + 5)
@@ -200,7 +202,9 @@ class TrainingRun:
             except Stopped:
                 self.error = self._fatal
             except BaseException as error:
-                self.error = error
+                # An interpreter that ends refuses new threads, and imports that would register for its end.
+                refused = self._exiting and isinstance(error, RuntimeError)
+                self.error = self._fatal if refused else error
             self._halt.set()  # whatever still waits for an answer waits in vain
             closer = threading.Thread(target=self._close_sandboxes, name="closing-sandboxes", daemon=True)
             closer.start()

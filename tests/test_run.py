@@ -754,6 +754,20 @@ def test_a_script_that_ends_without_waiting_ends_its_run(tmp_path):
     assert summarise(tmp_path / "run").status == "stopped"
 
 
+def test_what_an_ending_interpreter_refuses_is_no_failure_of_the_run(tmp_path, monkeypatch):
+    """It starts no threads and ends no imports that would register for its end: a run that was starting hears that."""
+    run = TrainingRun(TrainingConfig.laptop(), tmp_path / "run")
+
+    def refused(closing):
+        assert run._stop.wait(10)
+        raise RuntimeError("can't register atexit after shutdown")
+
+    monkeypatch.setattr(run, "_run", refused)
+    run.start()
+    run._at_exit()
+    assert run.error is None and summarise(tmp_path / "run").status == "stopped"
+
+
 @pytest.mark.slow
 def test_other_settings_are_taken_over_and_told(copied):
     config = TrainingConfig.laptop(**{**EXACT, "group_size": 4}, steps=4, learning_rate=5e-4)
