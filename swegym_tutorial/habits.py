@@ -1,4 +1,4 @@
-"""What an attempt's commands tell of its habits: four questions, each answered only where it came up.
+"""What an attempt's commands tell of its habits: five questions, each answered only where it came up.
 
     look    did it read or search before its first edit?
     line    did each of its edits name lines, and not replace every match in a file?

@@ -979,7 +979,7 @@ def test_output_that_nobody_reads_to_its_end_is_no_error():
     command = f"{sys.executable} -m swegym_tutorial.cli tasks list | head -n 1"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
-    assert done.stdout.startswith("train     bundled__") and done.stderr == ""
+    assert done.stdout.startswith("train  ") and done.stderr == ""
 
 
 def test_a_large_held_out_split_is_sampled_by_the_seed():

@@ -273,7 +273,7 @@ def test_a_page_tells_issue_turns_patch_tests_and_tokens(writer: Writer) -> None
     page = Elements(viewer.html)
     words = [
         "g000003-a2", TASK.instance_id, "✗ unresolved, reward 0", "training, train-job0", "policy version 3",
-        "ended with an answer after 3 turns", "attempt 1 min 23 s", "grading 12 s, shared", "not passed: one",
+        "ended with an answer after 3 turns", "attempt 1 min 23 s", "grading 12 s, shared", "habits: ✓ looks first, ✗ edits", "not passed: one",
         "SWE-Gym would have said resolved", "Issue", *TASK.problem_statement.splitlines(),
         "Turn 1", "thinking", "First this.", "said", "I look.", "command", "ls", "exit code 0", "setup.py",
         "false", "exit code 1", "no output",

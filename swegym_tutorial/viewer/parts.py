@@ -13,6 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
+from ..habits import IN_SHORT, Habit, habits_of
 from ..lines import duration
 from ..rollout import Ending, Rollout, Turn
 from ..sandbox import CommandResult
@@ -142,6 +143,11 @@ def facts(page: EpisodePage) -> list[str]:
     if page.verdict is not None and page.verdict.seconds >= 0.05:
         shared = ", shared with the same patch before" if page.verdict.shared else ""
         told.append(f"grading {seconds(page.verdict.seconds)}{shared}")
+    if page.rollout is not None:
+        habits = habits_of(page.rollout.turns).items()
+        told.append(
+            "habits: " + ", ".join(f"{'✓' if had else '✗'} {IN_SHORT[Habit(name)]}" for name, had in habits)
+        )
     return told
 
 
