@@ -8,6 +8,7 @@ from typing import Any
 
 from .sandbox import KINDS
 
+SPLITS = "train, held-out, held-out-phrasings and held-out-families (both bundled only), or a split that your file names"
 SOURCES = "bundled, swegym (31 tasks), swegym:all, swegym:OWNER/REPO, swegym:ID,ID, or a JSONL file"
 
 
@@ -89,9 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
         "run_folder", type=Path, nargs="?", metavar="RUN", help="a run: its last checkpoint"
     )
     evaluate.add_argument("--base", action="store_true", help="the bundled policy, before training")
-    evaluate.add_argument(
-        "--split", default="held-out", help="train, held-out (default), or another one of its tasks"
-    )
+    evaluate.add_argument("--split", default="held-out", help=f"{SPLITS} (default held-out)")
     evaluate.add_argument("--attempts", type=_positive(int), default=8, help="attempts a task (default 8)")
     evaluate.add_argument("--seed", type=int, default=0, help="decides the sampling (default 0)")
     evaluate.set_defaults(command="evaluate")
@@ -101,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     listing = kinds.add_parser(
         "list", help="one line a task, with what validation has found: - where that is nothing"
     )
-    listing.add_argument("--split", help="train, held-out, or another one (default: all of the selection)")
+    listing.add_argument("--split", help=f"{SPLITS} (default: all of the selection)")
     listing.set_defaults(command="tasks_list")
     one = kinds.add_parser("show", help="a task's issue, gold patch and tests")
     one.add_argument("id", metavar="ID")

@@ -17,6 +17,8 @@ from .events import write_atomically
 from .tasks import Task, TaskError, load_tasks
 
 if TYPE_CHECKING:
+    from .plots import Picture
+    from .summary import RunSummary
     from .validation import Validation
     from .validation_view import ValidationView
 
@@ -26,10 +28,9 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
-    from .events import RunFolder
-    from .lines import ENDED, progress_line, resume_command, resume_lines, reward_line
+    from .lines import habit_rates
     from .plots import save_reward_time
-    from .terminal import resume_points, summarise, table
+    from .terminal import summarise, table
 
     if not (args.run_folder / "events.jsonl").exists():
         parser.error(f"{args.run_folder} is no run folder: it has no events.jsonl")
@@ -41,38 +42,50 @@ def show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 "--episode prints one attempt and draws nothing: leave out --png, --timeline and --habits"
             )
         return _show_episode(args.run_folder, args.episode)
-    console = Console(emoji=False, markup=False)
     summary = summarise(args.run_folder)
-    summary.gone = summary.status not in ENDED and not RunFolder(args.run_folder).written()
+    if args.habits is not None and not habit_rates(summary):
+        print(f"--habits: no finished batch of {args.run_folder} tells of habits", file=sys.stderr)
+        return FAILED
+    pictures = _pictures(args, summary)  # before anything is printed or saved: one may be impossible to draw
+    told = _state_lines(args.run_folder, summary)
+    console = Console(emoji=False, markup=False)
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     console.print(table(summary))
+    for line in told:
+        say(line)
+    say(f"figure: {save_reward_time(args.run_folder, args.png)}")
+    for name, picture, path in pictures:
+        say(picture.words)
+        say(f"{name}: {picture.save(path)}")
+    return DONE
+
+
+def _state_lines(folder: Path, summary: RunSummary) -> list[str]:
+    """Return what stands under the table of `show`; finds out whether the run's process is gone."""
+    from .events import RunFolder
+    from .lines import ENDED, progress_line, resume_command, resume_lines, reward_line
+    from .terminal import resume_points
+
+    summary.gone = summary.status not in ENDED and not RunFolder(folder).written()
     state = summary.status + (f": {summary.reason}" if summary.reason else "")
     if summary.gone:
-        state = f"its process is gone; go on with: {resume_command(args.run_folder)}\nit was {state}"
-    for line in (
-        *reward_line(summary),
-        *resume_lines(resume_points(args.run_folder)),
-        f"{state}; {progress_line(summary)}",
-        f"figure: {save_reward_time(args.run_folder, args.png)}",
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        state = f"its process is gone; go on with: {resume_command(folder)}\nit was {state}"
+    progress = f"{state}; {progress_line(summary)}"
+    return [*reward_line(summary), *resume_lines(resume_points(folder)), progress]
+
+
+def _pictures(args: argparse.Namespace, summary: RunSummary) -> list[tuple[str, Picture, Path]]:
+    """Draw what was asked for beside the run's figure: its name, the picture, and where it goes."""
+    from .habit_plot import habit_figure, habit_text
+    from .plots import picture
+    from .timeline import timeline
+
+    drawn = []
     if args.timeline is not None:
-        from .timeline import timeline
-
-        picture = timeline(args.run_folder)
-        for line in (picture.words, f"timeline: {picture.save(args.timeline)}"):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        drawn.append(("timeline", timeline(args.run_folder), args.timeline))
     if args.habits is not None:
-        from .habit_plot import habit_figure, habit_text
-        from .plots import picture as drawn
-
-        words = habit_text(summary)
-        if not words:
-            print(f"--habits: no finished batch of {args.run_folder} tells of habits", file=sys.stderr)
-            return FAILED
-        saved = drawn(habit_figure(summary), words).save(args.habits)
-        for line in (words, f"habits: {saved}"):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
-    return DONE
+        drawn.append(("habits", picture(habit_figure(summary), habit_text(summary)), args.habits))
+    return drawn
 
 
 def _show_episode(folder: Path, name: str) -> int:

@@ -106,7 +106,7 @@ class TrainingConfig:
     episodes_gb: float = 2.0  # of recorded attempts, in 10^9 bytes: beyond it the oldest are deleted
 
     # Measuring
-    evaluation_attempts: int = 4  # attempts a held-out task, before and after
+    evaluation_attempts: int = 4  # a held-out task, before and after; `evaluate` makes 8, for pass@8
     evaluation_tasks: int | None = None  # tasks of each held-out split, drawn by the seed (None: all)
 
     def __post_init__(self) -> None:
@@ -218,7 +218,6 @@ class TrainingConfig:
             fault_window=256,
             fault_minutes=30.0,
             episodes_gb=100.0,
-            evaluation_attempts=4,
             evaluation_tasks=32,
         )
         return replace(config, **changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +275,9 @@ def test_below_the_table_stand_each_held_out_split_and_the_habits() -> None:
     lines = rendered(fed(Events(steps=2, splits=splits, habits=True)))
     told = [line for line in lines if line.startswith(("held-out", "habits: "))]
     assert [line.partition(":")[0] for line in told] == [*splits, "habits"]
-    assert all(": before 0." in line and "of 256), after 0." not in line for line in told[:2])
-    assert all(", after 0." in line and "[train-job0]" in line for line in told[:2])
+    form = r": before 0\.\d{3} \(\d+ of 256 resolved\), after 0\.\d{3} \(\d+ of 256\) \[train-job0\]"
+    for split, line in zip(splits, told, strict=False):
+        assert re.fullmatch(re.escape(split) + form, line), line
     assert "runs the tests 0." in told[2]
     lines = rendered(fed(Events(steps=1, splits=splits, evaluations=("before",), habits=True)))
     assert [line for line in lines if "after" in line] == []
@@ -292,9 +294,18 @@ def test_show_draws_the_habits_where_it_is_asked_for(
     words, last = capsys.readouterr().out.splitlines()[-2:]
     assert words.startswith("looks before it edits ") and last == f"habits: {file}"
     assert Image.open(file).info["Description"] == words
+
+
+def test_show_draws_and_prints_nothing_where_it_cannot_draw_what_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     older = write_run(tmp_path / "older", steps=2)
-    assert cli.main(["show", str(older), "--habits", str(tmp_path / "none.png")]) == 1
-    assert "tells of habits" in capsys.readouterr().err and not (tmp_path / "none.png").exists()
+    drawn = [tmp_path / name for name in ("habits.png", "lanes.png")]
+    assert cli.main(["show", str(older), "--habits", str(drawn[0]), "--timeline", str(drawn[1])]) == 1
+    told = capsys.readouterr()
+    assert "tells of habits" in told.err and told.out == ""
+    drawn.append(older / "reward_time.png")
+    assert not [path for path in drawn if path.exists()]
 
 
 def test_show_draws_the_timeline_where_it_is_asked_for(

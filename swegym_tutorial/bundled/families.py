@@ -22,7 +22,6 @@ class Family:
     """
 
     name: str
-    bug: str  # what goes wrong, for people
     parameters: str
     docstring: str
     body: str
@@ -53,7 +52,6 @@ class Family:
 
 ARITHMETIC = Family(
     "arithmetic",
-    "a wrong operator",
     "{a}, {b}",
     "Combine {a} with {b}.",
     "    return {a}{x}{b}",
@@ -66,7 +64,6 @@ ARITHMETIC = Family(
 )
 COMPARISON = Family(
     "comparison",
-    "a wrong comparison",
     "{a}, {b}",
     "Compare {a} with {b}.",
     "    return {a}{x}{b}",
@@ -80,7 +77,6 @@ COMPARISON = Family(
 )
 BUILTIN = Family(
     "builtin",
-    "a wrong function",
     "{a}",
     "Make one number of {a}.",
     "    return{x}({a})",
@@ -94,7 +90,6 @@ BUILTIN = Family(
 )
 CONSTANT = Family(
     "constant",
-    "a wrong number",
     "{a}",
     "Scale {a}.",
     "    scaled = {a} *{x}\n    return scaled",
@@ -103,7 +98,6 @@ CONSTANT = Family(
 )
 LOOP = Family(
     "loop",
-    "a loop that starts one off",
     "{a}",
     "Add up the items of {a}.",
     "    total = 0\n    for place in{x} len({a})):\n        total += {a}[place]\n    return total",
@@ -125,7 +119,6 @@ LOOP = Family(
 )
 NEGATION = Family(
     "negation",
-    "a missing negation",
     "{a}, {b}",
     "Choose {a} by {b}.",
     "    return {a}{x} {b} else 0",
@@ -137,7 +130,6 @@ NEGATION = Family(
 )
 DEFAULT = Family(
     "default",
-    "a wrong default",
     "{a}, {b}{x}",
     "Scale {a} by {b}.",
     "    return {a} * {b}",
@@ -149,7 +141,6 @@ DEFAULT = Family(
 )
 KEY = Family(
     "key",
-    "a wrong key",
     "{a}",
     "Read an entry of {a}.",
     '    return {a}["{x}"]',
@@ -158,7 +149,6 @@ KEY = Family(
 )
 METHOD = Family(
     "method",
-    "a wrong method",
     "{a}",
     "Tidy {a}.",
     "    tidied = {a}.{x}()\n    return tidied",
@@ -172,7 +162,6 @@ METHOD = Family(
 )
 EARLY = Family(
     "early",
-    "a loop that is left too early",
     "{a}",
     "Go through {a}.",
     "    total = 0\n    for item in {a}:\n        if item < 0:\n           {x}\n        total += item\n    return total",
@@ -188,7 +177,6 @@ EARLY = Family(
 )
 INDEX = Family(
     "index",
-    "a wrong index",
     "{a}",
     "Pick an item of {a}.",
     "    picked = {a}[{x}\n    return picked",
@@ -201,7 +189,6 @@ INDEX = Family(
 )
 LOGIC = Family(
     "logic",
-    "a wrong connective",
     "{a}, {b}",
     "Check {a} with {b}.",
     "    return {a}{x}{b}",

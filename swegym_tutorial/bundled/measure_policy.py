@@ -60,7 +60,7 @@ class Forced:
     """What happens with the careful plan's thoughts given: share of tasks resolved."""
 
     greedy: float
-    sampled: float  # at temperature 1: the mean probability of the two right commands
+    sampled: float  # at temperature 1: the mean probability of all right commands and the answer
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ def _means(groups: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def forced_careful(
     model: PreTrainedModel, chat: Chat, worlds: Sequence[World], batch: int = 32
 ) -> dict[str, Forced]:
-    """Force the thoughts of the careful plan, and see whether its commands follow: of each family, and of "all".
+    """Force the thoughts of the careful plan, and see whether what it says follows: of each family, and of "all".
 
-    Forward passes only: greedy decoding says the right command where each of its tokens is the likeliest one.
+    Forward passes only: greedy decoding is right where each token of the commands and of the answer is the likeliest one.
     """
     found: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     for start in range(0, len(worlds), batch):
@@ -224,7 +224,7 @@ def forced_careful(
 
 
 def _forced(model: PreTrainedModel, chat: Chat, worlds: Sequence[World]) -> list[tuple[bool, float]]:
-    """Return for each world whether all commands are right greedily, and their probability at temperature 1."""
+    """Return for each world whether commands and answer are right greedily, and their probability at temperature 1."""
     import torch
 
     rows = [_plan(chat, attempt_at(random.Random(0), world, CAREFUL)) for world in worlds]
@@ -243,7 +243,7 @@ def _forced(model: PreTrainedModel, chat: Chat, worlds: Sequence[World]) -> list
 
 
 def _plan(chat: Chat, demonstration: Demonstration) -> tuple[list[int], list[int]]:
-    """Return an attempt's tokens, and the positions of its commands'."""
+    """Return an attempt's tokens, and the positions of those that follow a thought: of the commands and the answer."""
     tokens = prompt_tokens(chat, demonstration.world.issue)
     asked: list[int] = []
     for step in demonstration.steps:

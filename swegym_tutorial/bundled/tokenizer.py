@@ -2,7 +2,7 @@
 
 Whole words are single tokens, so that copying a name means copying one token a word. Text that is the same in
 every conversation (the lines of the system message, the frame of a turn) has tokens of its own, which keeps an
-attempt near a hundred tokens. Any other text still has a round trip, byte by byte. Knows nothing of training.
+attempt short: 130 tokens with the shipped habits, 210 with the careful plan, on average. Any other text still has a round trip, byte by byte. Knows nothing of training.
 """
 
 from __future__ import annotations

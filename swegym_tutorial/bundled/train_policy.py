@@ -10,6 +10,7 @@ words: no function name of theirs occurs in a demonstration.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -64,8 +65,8 @@ STEPS = (1000, 100, 700, 250)  # of the four stages
 def stages(seed: int, steps: Sequence[int] = STEPS) -> list[Stage]:
     """Return the stages: the skill in three, and the habits, which are the shipped policy's.
 
-    The order is that of the passes in which the shipped policy was made, tidied up; docs/world.md tells what was seen
-    in each. What the policy only reads weighs less from stage to stage.
+    The shipped weights are one run of them from scratch, with seed 0 and these steps; docs/world.md tells what earlier
+    policies lacked, and so where the order comes from. What the policy only reads weighs less from stage to stage.
     """
     skill, hard, more, habits = steps
     return [
@@ -195,6 +196,7 @@ def make_policy(output: Path, seed: int, plan: list[Stage]) -> dict[str, Any]:
         "stages": [_told(stage) for stage in plan],
         "batch": BATCH,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "weights_sha256": weights_sha256(output),
         "vocabulary": len(tokenizer),
         "seconds": round(time.monotonic() - began),
         "threads": torch.get_num_threads(),
@@ -206,6 +208,11 @@ def make_policy(output: Path, seed: int, plan: list[Stage]) -> dict[str, Any]:
         },
         "log": logs,
     }
+
+
+def weights_sha256(policy: Path) -> str:
+    """Return the SHA-256 of a policy's weights: what ties `made_with.json` to the file beside it."""
+    return hashlib.sha256((policy / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _told(stage: Stage) -> dict[str, Any]:

