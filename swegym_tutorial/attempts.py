@@ -144,10 +144,11 @@ class AttemptRunner:
         if verdict is None:
             return None
         try:
-            habits = habits_of(rollout.whole().turns)
+            whole = rollout.whole()  # read once
+            habits = habits_of(whole.turns)
             if self._reward is not None and not _is_evaluation(identity):
-                verdict = rewarded(task, rollout.whole(), verdict, self._reward)
-            self._folder.save_episode(self._where(identity), rollout, verdict)
+                verdict = rewarded(task, whole, verdict, self._reward)
+            self._folder.save_episode(self._where(identity), whole, verdict)
         except RecordingLost as error:
             self._lose(identity, f"RecordingLost: {error}")
             return None
@@ -163,7 +164,7 @@ class AttemptRunner:
             habits=habits,
             sampled_tokens=rollout.sampled_tokens,
         )
-        return Episode(replace(rollout, patch=b""), replace(verdict, tests={}, log=""))
+        return Episode(replace(rollout, patch=b""), replace(verdict, tests={}, log=""), habits)
 
     def _where(self, identity: Identity) -> Any:
         return self._folder.episode(identity.phase, identity.job, identity.group, identity.attempt)

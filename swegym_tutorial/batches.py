@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from .calls import PolicyError
 from .config import TrainingConfig
 from .events import scan
 from .grading import Episode
+from .habits import rates
 from .minibatch import Fate, Group, fate_of, prepare_minibatch
 from .policy import Update
 from .rollout import RecordingLost, Rollout
@@ -65,6 +66,7 @@ class Batch:
     references: dict[int, list[Reference]] = field(default_factory=dict)  # kept group -> one of each episode
     fates: Counter[Fate] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
+    habits: list[Mapping[str, bool]] = field(default_factory=list)  # of the attempts, see habits.py
     lost: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORK, 0.0))  # spent in attempts
     useless: int = 0  # groups in a row whose rewards were all equal
@@ -84,6 +86,7 @@ class Batch:
         self.lost += group.lost
         self.rewards += group.rewards.tolist()
         for episode in group.episodes:
+            self.habits.append(episode.habits)
             self.seconds["sampling"] += episode.rollout.sampling_seconds
             self.seconds["tools"] += episode.rollout.tool_seconds
             self.seconds["grading"] += 0.0 if episode.verdict.shared else episode.verdict.seconds
@@ -147,6 +150,7 @@ class Batch:
         group = self.kept[place]
         for n in lost:
             self.rewards.remove(group.episodes[n].reward)
+            self.habits.remove(group.episodes[n].habits)
         left = [n for n in range(len(group.episodes)) if n not in lost]
         episodes = tuple(group.episodes[n] for n in left)
         self.kept[place] = group = replace(group, episodes=episodes, lost=group.lost + len(lost))
@@ -177,6 +181,7 @@ class Batch:
             "checkpoint": update.checkpoint,
             "attempts": len(self.rewards),
             "lost": self.lost,
+            "habits": rates(self.habits),
             "trained_groups": [group.number for group in trained],
             "groups": {fate: self.fates[fate] for fate in Fate},
             "batch_seconds": round(now - self.began, 3),

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -42,6 +42,7 @@ class Episode:
 
     rollout: Rollout
     verdict: Verdict
+    habits: Mapping[str, bool] = field(default_factory=dict)  # see habits.py
 
     @property
     def reward(self) -> float:

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 FATES = ("kept", "uniform", "stale", "failed")
@@ -60,7 +59,7 @@ class StepResult:
     tokens: int = (
         0  # sampled by the attempts that were graded while the batch filled; older logs don't tell it
     )
-    # habit -> how many of those attempts had it, and in how many it came up; older logs don't tell it
+    # habit -> how many of the step's attempts had it, and in how many it came up; older logs don't tell it
     habits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -70,12 +69,7 @@ class StepResult:
         return {kind: self.fill_seconds * seconds / total for kind, seconds in self.work_seconds.items()}
 
     @classmethod
-    def of(
-        cls,
-        event: Mapping[str, Any],
-        tokens: int = 0,
-        habits: Mapping[str, tuple[int, int]] = MappingProxyType({}),
-    ) -> StepResult:
+    def of(cls, event: Mapping[str, Any], tokens: int = 0) -> StepResult:
         """Raises KeyError and TypeError of an event that is none of ours."""
         return cls(
             job=text(event["job"]),
@@ -94,7 +88,10 @@ class StepResult:
             checkpoint=text(event["checkpoint"]),
             time=number(event["time"]),
             tokens=tokens,
-            habits=dict(habits),
+            habits={
+                text(name): (count(had), count(of))
+                for name, (had, of) in dict(event.get("habits", {})).items()
+            },
         )
 
 
@@ -107,7 +104,6 @@ class Filling:
     resolved: int = 0
     tokens: int = 0  # sampled by those
     outcomes: Counter[str] = field(default_factory=Counter)  # of the verdicts
-    habits: list[Mapping[str, bool]] = field(default_factory=list)  # of those attempts, see habits.py
     training: bool = False  # it is full, and is trained on
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .counts import OpenSandboxes, TokenRate
-from .habits import rates
 from .records import (
     FATES,
     EvaluationResult,
@@ -181,7 +180,6 @@ class RunSummary:
             filling.tokens += tokens
             filling.resolved += _is_resolved(event)
             filling.outcomes[str(event.get("outcome"))] += 1
-            filling.habits.append(dict(event.get("habits") or {}))
 
     def _on_attempt_fault(self, event: Mapping[str, Any]) -> None:
         self.faults[str(event["reason"])] += 1
@@ -199,7 +197,7 @@ class RunSummary:
 
     def _on_step_done(self, event: Mapping[str, Any]) -> None:
         filled = self.filling.get(text(event["job"]), Filling())
-        step = StepResult.of(event, filled.tokens, rates(filled.habits))
+        step = StepResult.of(event, filled.tokens)
         self._drop_steps(
             step.job, step.step - 1
         )  # a step may be done again whose checkpoint was not yet written

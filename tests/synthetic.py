@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swegym_tutorial.events import RunFolder, dumps
+from swegym_tutorial.habits import rates
 from swegym_tutorial.summary import FATES
 
 BEGAN = 1_790_000_000.0  # seconds since 1970
@@ -39,7 +40,7 @@ class Events:
         splits: tuple[str, ...] = ("held-out",),
         habits: bool = False,
     ) -> None:
-        """splits: that are evaluated, each of 32 tasks. habits: whether attempts tell of them, and have them more and more."""
+        """splits: that are evaluated, each of 32 tasks. habits: whether attempts and steps tell of them, and have them more and more."""
         self.random = random.Random(seed)
         self.splits, self.habits, self._habit_draws = splits, habits, random.Random(seed + 1)
         self.now, self.slowness = BEGAN, slowness
@@ -123,6 +124,7 @@ class Events:
 
     def batch(self, job: str, step: int) -> Iterator[dict[str, Any]]:
         rewards: list[float] = []
+        habits: list[dict[str, bool]] = []
         fates = dict.fromkeys(FATES, 0)
         for number in range(GROUPS):
             key = {"phase": "run-1", "job": job, "group": step * GROUPS + number, "policy_version": step}
@@ -131,6 +133,7 @@ class Events:
             for attempt in range(ATTEMPTS):
                 for event in self.attempt(rate, **key, attempt=attempt):
                     mine += [event["reward"]] if "reward" in event else []
+                    habits += [event["habits"]] if "habits" in event else []
                     yield event
             fate = "uniform" if len(set(mine)) == 1 and number else "kept"
             fates[fate] += 1
@@ -153,6 +156,7 @@ class Events:
             checkpoint=f"tinker://run/weights/{job}-step{step:05d}",
             attempts=len(rewards),
             lost=0,
+            **({"habits": rates(habits)} if self.habits else {}),
             groups=fates,
             batch_seconds=round(fill + train + publish, 3),
             fill_seconds=round(fill, 3),

@@ -13,26 +13,39 @@ from swegym_tutorial.summary import RunSummary
 
 
 def summary(steps: int = 4, told: bool = True) -> RunSummary:
-    """A run in which an attempt of step n looks if n is not 0, and repairs where it came up: in every fourth."""
+    """A run in which an attempt of step n looks if n is not 0, and never repairs where it came up: in every fourth."""
     found = RunSummary()
-    for number, event in enumerate(Events(steps=steps, evaluations=("before",))):
-        if event["event"] == "episode" and told:
-            looks = not event["phase"].startswith("evaluation") and event["policy_version"] > 0
-            event["habits"] = {"look": looks, "act": True} | ({"repair": False} if number % 4 == 0 else {})
+    for event in Events(steps=steps, evaluations=("before",)):
+        if event["event"] == "step_done" and told:
+            attempts = event["attempts"]
+            looked = attempts if event["step"] else 0
+            event["habits"] = {
+                "look": [looked, attempts], "act": [attempts, attempts], "repair": [0, attempts // 4]
+            }  # fmt: skip
         found.update([event])
     assert found.odd_events == 0
     return found
 
 
-def test_rates_are_of_a_steps_own_attempts_and_of_those_in_which_a_habit_came_up():
+def test_rates_are_of_those_attempts_of_a_step_in_which_a_habit_came_up():
     run = summary()
     rates = habit_rates(run)
     assert rates[Habit.LOOK] == [(1, 0.0), (2, 1.0), (3, 1.0), (4, 1.0)]
     assert rates[Habit.ACT] == [(step, 1.0) for step in range(1, 5)]
     first = run.steps["train-job0"][0]
     assert first.habits["look"] == (0, first.attempts)
-    assert 0 < first.habits["repair"][1] < first.attempts
+    assert first.habits["repair"] == (0, first.attempts // 4)
     assert Habit.LINE not in rates
+
+
+@pytest.mark.parametrize(
+    "odd", [{"look": 3}, {"look": [1, 2, 3]}, {"look": [True, 2]}, {"look": [-1, 2]}, ["look"]]
+)
+def test_odd_habits_make_an_odd_event_and_no_error(odd):
+    run = RunSummary()
+    for event in Events(steps=1, evaluations=()):
+        run.update([event | ({"habits": odd} if event["event"] == "step_done" else {})])
+    assert run.odd_events == 1 and not run.steps
 
 
 def test_an_older_log_tells_of_no_habits():

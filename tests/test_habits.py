@@ -1,5 +1,6 @@
 """What commands tell of habits, on attempts of the bundled world and on commands as other models write them."""
 
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,9 @@ from swegym_tutorial.habits import MEANINGS, Habit, habits_of, rates
 
 @dataclass(frozen=True)
 class Result:
-    exit_code: int
+    exit_code: int = 0
+    output: str = ""
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -18,10 +21,13 @@ class Turn:
     results: tuple[Result, ...]
 
 
-def habits(*commands: str | tuple[str, int]) -> dict[str, bool]:
-    """The habits of an attempt, a command a turn; with its exit code where that is not 0."""
-    pairs = [(each, 0) if isinstance(each, str) else each for each in commands]
-    return habits_of([Turn((command,), (Result(code),)) for command, code in pairs])
+def habits(*commands: str | tuple[str, int] | tuple[str, Result]) -> dict[str, bool]:
+    """The habits of an attempt, a command a turn; with its exit code where that is not 0, or its result."""
+    turns = []
+    for each in commands:
+        command, result = (each, 0) if isinstance(each, str) else each
+        turns.append(Turn((command,), (result if isinstance(result, Result) else Result(result),)))
+    return habits_of(turns)
 
 
 LOOK = 'git grep -nW --heading "def get_price("'
@@ -38,10 +44,22 @@ def test_the_whole_careful_plan():
 def test_only_what_came_up_is_told():
     assert habits() == {"act": False}
     assert habits(LOOK) == {"look": True, "act": False}
+    assert habits("echo hi") == {"look": False, "act": False}
     assert habits(ALL) == {"look": False, "act": True, "line": False, "check": False}
     assert habits(LOOK, FIX, CHECK) == {"look": True, "act": True, "line": True, "check": True}
     left = habits(LOOK, ALL, (CHECK, 1))
     assert left == {"look": True, "act": True, "line": False, "check": True, "repair": False}
+
+
+def test_an_edit_that_failed_was_tried_and_has_changed_nothing():
+    guess = ("sed -i 's/ - / + /' src/guessed.py", 2)
+    assert habits(guess) == {"look": False, "act": False, "line": False}
+    assert habits(guess, CHECK) == {"look": False, "act": False, "line": False}  # nothing to be tested
+    assert habits(guess, LOOK, FIX) == {"look": False, "act": True, "line": False, "check": False}
+    assert habits(FIX, (CHECK, 1), guess)["repair"] is False
+    # Of several commands the exit code is the last one's.
+    assert habits(("sed -i 3d a.py; false", 1))["act"] is True
+    assert habits(("cd src && sed -i 3d a.py", 1))["act"] is False
 
 
 def test_tests_count_only_after_an_edit_and_looking_only_before_the_first():
@@ -52,31 +70,81 @@ def test_tests_count_only_after_an_edit_and_looking_only_before_the_first():
     assert habits(FIX, ALL)["line"] is False
 
 
+def test_within_one_command_too():
+    assert habits(f"{CHECK}; {FIX}")["check"] is False
+    assert habits(f"{FIX} && {CHECK}") == {"look": False, "act": True, "line": True, "check": True}
+    both = habits(f"cat src/cart.py && {FIX}")
+    assert both["look"] is False  # what it shows was not known when the edit was written
+    assert habits(f"{FIX}\n({CHECK})\n")["check"] is True
+
+
 def test_several_commands_of_one_turn_are_taken_in_their_order():
-    turn = Turn((LOOK, FIX, CHECK), (Result(0), Result(0), Result(0)))
+    turn = Turn((LOOK, FIX, CHECK), (Result(), Result(), Result()))
     assert habits_of([turn]) == {"look": True, "act": True, "line": True, "check": True}
-    cut = Turn((LOOK, FIX), (Result(0),))  # the second was never run
+    cut = Turn((LOOK, FIX), (Result(),))  # the second was never run
     assert habits_of([cut]) == {"look": True, "act": False}
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "perl -pi -e 's/a/b/' x.py",
-        "cat > x.py <<'E'\nx = 1\nE",
-        "echo x >> src/a.py",
-        "patch -p1 < /tmp/fix.diff",
-        "git apply fix.patch",
-        "printf x | tee src/a.py",
-        "python - <<'E'\nfrom pathlib import Path\nPath('a').write_text('x')\nE",
-        "python3 -c \"open('a', 'w').write('x')\"",
         "cd src && sed -i.bak -e '3d' a.py",
         "sed -i '/def f/,/return/ s/a/b/' x.py",
+        r"sed -i '\|x|s/a/b/' x.py",
+        "sed -i '$ a end' x.py",
+        "sed -E -n -i --expression='3,5s/a/b/p' x.py",
+        "  sudo sed -i 3d a.py",
+        "A=1 timeout 10 sed -i 3d a.py",
+        "if true; then sed -i 3d a.py; fi",
+        "{ sed -i 3d a.py; }",
+        "bash -lc \"cd src && sed -i '3s/a/b/' a.py\"",
+        "perl -i -pe 's/a/b/ if $. == 3' x.py",
     ],
 )
-def test_edits_of_many_kinds_are_seen(command):
-    assert habits(command)["act"] is True
-    assert habits(command)["line"] is True
+def test_edits_of_lines_are_seen(command):
+    found = habits(command)
+    assert found["act"] is True and found["line"] is True
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sed -i 's/a/b/g' x.py",
+        'sed -i "s/a/b/g" x.py',
+        "sed -i -e s/a/b/ x.py",
+        "sed -i '1,$s/a/b/' x.py",
+        "sed -i -e '3s/a/b/' -e 's/c/d/' x.py",
+        "grep -rl foo | xargs sed -i 's/a/b/g'",
+        "find . -name '*.py' -exec sed -i 's/a/b/' {} \\;",
+        "for f in *.py; do sed -i 's/a/b/' $f; done",
+        "perl -pi -e 's/a/b/' x.py",
+        "perl -p -i -e 's/a/b/g' x.py",
+    ],
+)
+def test_replacements_in_whole_files_are_seen(command):
+    found = habits(command)
+    assert found["act"] is True and found["line"] is False and found["look"] is False
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat > x.py <<'E'\nx = 1\nsed -i s/a/b/ y.py\nE",
+        "echo x >> src/a.py",
+        "head -n 3 a.py | sed 's/a/b/' > b.py",
+        "patch -p1 < /tmp/fix.diff",
+        "git apply fix.patch",
+        "git apply <<'E'\n--- a\n+++ b\nE\n",
+        "printf x | tee src/a.py",
+        "mv /tmp/new.py src/a.py",
+        "python - <<'E'\nfrom pathlib import Path\nPath('a').write_text('x')\nE",
+        "python3 -c \"open('a', 'w').write('x')\"",
+        "python3 -c \"open('a', mode='a')\"",
+        "python make.py > src/a.py",
+    ],
+)
+def test_of_other_editors_the_lines_are_not_told(command):
+    assert habits(command) == {"look": False, "act": True, "check": False}
 
 
 @pytest.mark.parametrize(
@@ -85,25 +153,127 @@ def test_edits_of_many_kinds_are_seen(command):
         "cat src/a.py",
         "sed -n 1,5p a.py",
         "ls -la",
-        "python -m pytest 2>&1 | tail",
         "git diff > /dev/null",
+        "git diff > my.patch",
+        "ls > files.txt",
         "grep a b 2>/dev/null",
+        "grep -rn 'a > b' src",
+        "git grep -n 'return a > b'",
+        'grep -n "sed -i s/a/b/" notes',
+        "awk '$1 > 3' f",
+        "time grep x y",
+        "A=1 grep x y",
+        "find . -exec grep -n x {} +",
+        "cat a.py > /tmp/copy",
+        "cat a.py | tee /tmp/copy",
+        "tree; wc -l a.py",
     ],
 )
 def test_reading_is_no_edit(command):
-    assert habits(command)["act"] is False
+    assert habits(command) == {"look": True, "act": False}
 
 
 @pytest.mark.parametrize(
-    "command", ["python -m pytest -q tests", "pytest", "make test", "python -m unittest", "tox -e py"]
+    "command",
+    [
+        "python -c 'print(1 > 0)'",
+        "python -c \"print(open('a.py').read())\"",
+        "python -c \"print(open('a', 'r').read())\"",
+        "echo 'a => b'",
+        "pytest > out.txt",
+        "pytest 2>&1 | tee log",
+        "python -m pytest > out.txt 2> err.txt",
+        "echo sed -i s/a/b/ x.py",
+        "cp a.py a.py.orig",
+        "pip install pytest",
+    ],
+)
+def test_what_prints_or_runs_is_no_edit_and_no_looking(command):
+    assert habits(command) == {"look": False, "act": False}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m pytest -q tests",
+        "pytest",
+        "py.test -x",
+        ".venv/bin/pytest",
+        "make test",
+        "make -C build check",
+        "python -m unittest",
+        "python -m django test app",
+        "python -m coverage run -m pytest",
+        "python tests/test_a.py",
+        "python -S check.py",
+        "./manage.py test",
+        "python manage.py test app",
+        "python runtests.py",
+        "tox -e py",
+        "nosetests",
+        "cd src && PYTHONPATH=. timeout 60 python -m pytest 2>&1 | tail -5",
+        "bash -c 'pytest -q'",
+    ],
 )
 def test_test_runs_of_many_kinds_are_seen(command):
     assert habits(FIX, command)["check"] is True
 
 
-def test_a_replacement_in_a_whole_file_names_no_line():
-    assert habits('sed -i "s/a/b/g" x.py')["line"] is False
-    assert habits("sed -i -e s/a/b/ x.py")["line"] is False
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat tox.ini",
+        "cat check.py",
+        "grep pytest setup.cfg",
+        "pip install pytest",
+        "ls tests/test_a.py",
+        "echo pytest",
+        "make install",
+        "git add tests/test_a.py",
+        ("pytest", 127),
+        ("pytest tests/none", 4),
+        ("pytest -k none", 5),
+    ],
+)
+def test_what_only_names_tests_or_could_not_run_them_is_no_test_run(command):
+    assert habits(FIX, command)["check"] is False
+
+
+def test_behind_a_pipe_the_output_tells_whether_tests_failed():
+    piped = "pytest 2>&1 | tail -5"
+    assert habits(FIX, (piped, Result(0, "2 failed, 3 passed in 0.1s")))["repair"] is False
+    assert habits(FIX, (piped, Result(0, "FAILED tests/a.py::b")))["repair"] is False
+    assert habits(FIX, ("pytest; true", Result(0, "1 error in 0.1s")), FIX)["repair"] is True
+    assert "repair" not in habits(FIX, (piped, Result(0, "5 passed, 0 failed in 0.1s")))
+    assert "repair" not in habits(FIX, ("pytest", Result(137, "", timed_out=True)))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "python-",
+        "python ",
+        "\n",
+        '"',
+        "'",
+        "\\",
+        "$(",
+        "a > b ",
+        "<<E\n",
+        "sed -i ",
+        "open(",
+        "-c x ",
+        "open('a',  ",
+        "1 ",
+    ],
+)
+def test_whatever_a_model_writes_is_read_in_time_proportional_to_its_length(piece):
+    began = time.process_time()
+    habits(piece * 60_000, "python -c '" + piece.replace("'", "") * 60_000 + "'")
+    habits((FIX, Result(0, piece * 60_000)), ("pytest | tail", Result(0, piece * 60_000)))
+    assert (
+        time.process_time() - began < 10
+    )  # takes some hundredths of a second; a square or cube of it, minutes
 
 
 def test_rates_count_where_a_habit_came_up():
