@@ -19,14 +19,14 @@
 # ## What will happen
 #
 # A small language model (a real Qwen3 transformer, 0.7 million parameters) gets 40 small git repositories. Each has a
-# bug and an issue that says what a function should do; in every other one a second function has the same bug, and only the
-# repository's own tests tell of it. The model writes bash commands, they run in an isolated sandbox, and tests that it
-# never sees decide whether its change resolves the issue. What worked is made more likely, what didn't less likely.
+# bug and an issue that says what a function should do; in every other one a second function has the same bug, and only
+# the repository's own tests tell of it. The model writes bash commands, they run in an isolated sandbox, and tests that
+# it never sees decide whether its change resolves the issue. What worked is made more likely, what didn't less likely.
 # Before the first and after the 14th batch of attempts the model is tested on repositories that it is never trained on.
 #
-# Nothing here is a simulation: real tokens, real shells, real tests, real gradients through the `tinker` SDK, the client
-# library of a training service, whose server runs on this machine here. The code
-# is the one that is made for a 9-billion-parameter model on SWE-Gym's issues, real bugs of Python projects; there the server, the sandboxes and the
+# Nothing here is a simulation: real tokens, real shells, real tests, real gradients through the `tinker` SDK, the
+# client library of a training service, whose server runs on this machine here. The code is the one that is made for a
+# 9-billion-parameter model on SWE-Gym's issues, real bugs of Python projects; there the server, the sandboxes and the
 # numbers are larger.
 #
 # ## Three words
@@ -99,12 +99,13 @@ run = TrainingRun(config, folder, evaluate=True).start()
 # %% [markdown]
 # ## 4. Watch
 #
-# First comes the evaluation before training; then the figure grows by a step every few seconds. Left: the mean reward of all attempts that came in
-# while a batch of groups filled. Right: where the time of a batch went. The orange diamonds are held-out issues,
-# which the model is never trained on: hollow before the training, filled after it. (There are three kinds of them: the
-# diamonds show the first, and the table below the figure all three.)
+# First comes the evaluation before training; then the figure grows by a step every few seconds. Left: the mean reward
+# of all attempts that came in while a batch of groups filled. Right: where the time of a batch went. The orange
+# diamonds are held-out issues, which the model is never trained on: hollow before the training, filled after it. (There
+# are three kinds of them: the diamonds show the first, and the table below the figure all three.)
 #
-# The buttons act while the cell below waits; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the same from a cell.
+# The buttons act while the cell below waits; `dashboard.pause()`, `dashboard.resume()` and `dashboard.stop()` do the
+# same from a cell. A run that was stopped is not measured after training: the sections below then show what there is.
 
 # %%
 dashboard = Dashboard(run)
@@ -118,34 +119,35 @@ await dashboard
 
 # %% [markdown]
 # **What you should see.** The reward starts low and climbs from about the sixth step on. In the run that
-# [docs/world.md](../docs/world.md) tells of it was 0.14 in the first step, 0.78 in the 14th, and 0.93 over the last five of
-# 30; yours will differ. It jumps from step to step, because a batch holds only eight of the issues. The held-out
-# diamonds say the same about issues outside of the training set: the model did not just learn 40 answers by heart.
-# Sampling and training take most of a batch's time. *Tools* is the opening of sandboxes and the commands in them. Grading shrinks
-# to almost nothing, because a patch that was seen before at the same issue is not tested again. A bar with hardly any sampling is a
-# batch whose attempts were ready: they were made while the batch before it was trained on ([06_async_loop](06_async_loop.ipynb)).
-# In the table, *stale* groups were made by weights too old to learn from, and *failed* ones were lost to faults; the *habits*
-# are section 7's.
+# [docs/world.md](../docs/world.md) tells of it was 0.14 in the first step, 0.78 in the 14th, and 0.93 over the last
+# five of 30; yours will differ. It jumps from step to step, because a batch holds only eight of the issues. The
+# held-out diamonds say the same about issues outside of the training set: the model did not just learn 40 answers by
+# heart. Sampling and training take most of a batch's time. *Tools* is the opening of sandboxes and the commands in
+# them. Grading shrinks to almost nothing, because a patch that was seen before at the same issue is not tested again. A
+# bar with hardly any sampling is a batch whose attempts were ready: they were made while the batch before it was
+# trained on ([06_async_loop](06_async_loop.ipynb)). In the table, *stale* groups were made by weights too old to learn
+# from, and *failed* ones were lost to faults; the *habits* are section 7's.
 
 # %% [markdown]
 # ## 5. Before and after
 #
-# Three *splits* of tasks are held out, and each asks another question. `held-out` has the kinds of bugs and the wordings of
-# the training tasks, in other functions and repositories. In `held-out-phrasings` the issues are worded as no training issue is.
-# In `held-out-families` the bugs are of two kinds, a wrong index and a wrong *and* or *or*, that no training task has. The
-# table tells which share of the attempts passed the hidden tests.
+# Three *splits* of tasks are held out, and each asks another question. `held-out` has the kinds of bugs and the
+# wordings of the training tasks, in other functions and repositories. In `held-out-phrasings` the issues are worded as
+# no training issue is. In `held-out-families` the bugs are of two kinds, a wrong index and a wrong *and* or *or*, that
+# no training task has. The table tells which share of the attempts passed the hidden tests.
 
 # %%
-found = {(each.split, each.label): each for each in run.evaluations}
+measured = {(each.split, each.label): each for each in run.evaluations}
 print(f"{'resolved':22}{'before':>8}{'after':>8}")
 for split in dict.fromkeys(each.split for each in run.evaluations):
-    before, after = (found[split, label] for label in ("before", "after"))
-    print(f"{split:22}{before.rate:>8.0%}{after.rate:>8.0%}   of {after.attempts} attempts")
+    pair = [measured.get((split, label)) for label in ("before", "after")]
+    before, after = (f"{each.rate:.0%}" if each else "-" for each in pair)
+    print(f"{split:22}{before:>8}{after:>8}   of {pair[0].attempts} attempts")
 
 # %% [markdown]
-# **What you should see.** All three rise. (A share of 20 attempts is sure to about ten of 100, so that the order of the three
-# means little.) How a bug is mended, of each kind and also of those of the third split, the model was shown by examples before this run. What the
-# run teaches is *habits*, and they carry over: section 7 looks at them.
+# **What you should see.** All three rise. (A share of 20 attempts is sure to about ten of 100, so that the order of the
+# three means little.) How a bug is mended, of each kind and also of those of the third split, the model was shown by
+# examples before this run. What the run teaches is *habits*, and they carry over: section 7 looks at them.
 
 
 # %% [markdown]
@@ -153,7 +155,8 @@ for split in dict.fromkeys(each.split for each in run.evaluations):
 #
 # Every attempt is kept in the run's folder: its turns, its tokens with their log-probabilities, its patch and its
 # verdict. We take an issue where the first model failed and the trained one succeeded; of those, the one that took the
-# most turns.
+# most turns. (After a run that was stopped there is no such attempt: then both cells below show the first attempt of
+# the training.)
 
 # %%
 def attempts(label):
@@ -174,16 +177,16 @@ print(len(turned), "of", len(both), "attempts turned from failure to success")
 # long; which of them it chooses decides how the attempt goes on. Here is the attempt before training:
 
 # %%
-name = max(turned or both, key=lambda each: len(trained[each]["turns"]))
-viewer = EpisodeViewer(folder, f"evaluation-before/{name}", chooser=False)
+name = max(turned or both, key=lambda each: len(trained[each]["turns"]), default=None)
+viewer = EpisodeViewer(folder, name and f"evaluation-before/{name}", chooser=False)
 
 # %% [markdown]
-# And the one after it, at the same issue. In a running notebook the row above it chooses any other attempt of the run; under *Tokens* the
-# words are coloured by how likely the model found them when it said them. (*Policy version* counts the published weights; 0 is
-# the untrained model.)
+# And the one after it, at the same issue. In a running notebook the row above it chooses any other attempt of the run;
+# under *Tokens* the words are coloured by how likely the model found them when it said them. (*Policy version* counts
+# the published weights; 0 is the untrained model.)
 
 # %%
-viewer = EpisodeViewer(folder, f"evaluation-after/{name}")
+viewer = EpisodeViewer(folder, name and f"evaluation-after/{name}")
 
 # %% [markdown]
 # ## 7. Which habits it learned
@@ -207,15 +210,15 @@ def ways(attempts):
     return Counter(" ".join(turn["text"].partition("\n")[0][:20] for turn in each) for each in turns)
 
 
-for label, found in (("before", first), ("after", trained)):
+for label, made in (("before", first), ("after", trained)):
     print(f"{label} training:")
-    for way, count in ways(found).most_common(4):
+    for way, count in ways(made).most_common(4):
         print(f"{count:5}  {way}")
 
 # %% [markdown]
 # And here are the same habits over the training. They are read off the commands and not off the thoughts
-# (`swegym_tutorial/habits.py`), so that a thought that isn't followed counts for nothing. Each point is a share of those
-# attempts in which the habit came up: an attempt whose tests all pass has nothing to repair.
+# (`swegym_tutorial/habits.py`), so that a thought that isn't followed counts for nothing. Each point is a share of
+# those attempts in which the habit came up: an attempt whose tests all pass has nothing to repair.
 
 # %%
 summary = summarise(folder)
@@ -225,8 +228,8 @@ picture(habit_figure(summary), habit_text(summary))
 # **What you should see.** Before the training most attempts guess a file and are done. The curves of looking, of naming
 # the line and of running the tests rise from low places; the two others begin high. (Few attempts of the first steps
 # come to a repair, so that its curve jumps.) No reward names a habit: the reward is for resolved issues, and attempts
-# with these habits earn it more often. Running the tests begins lowest: it pays only where a second function has the bug, or where
-# the own edit has broken one.
+# with these habits earn it more often. Running the tests begins lowest: it pays only where a second function has the
+# bug, or where the own edit has broken one.
 
 # %% [markdown]
 # ## 8. Where the learning came from
@@ -238,9 +241,9 @@ picture(habit_figure(summary), habit_text(summary))
 # %%
 events = EventReader(folder).read()
 groups = [e for e in events if e["event"] == "group"]
-group = next(g for g in groups if g["fate"] == "kept")
-print("rewards:   ", group["rewards"])
-print("advantages:", advantages(group["rewards"]).round(2).tolist())
+for group in [g for g in groups if g["fate"] == "kept"][:1]:
+    print("rewards:   ", group["rewards"])
+    print("advantages:", advantages(group["rewards"]).round(2).tolist())
 print("all groups:", dict(Counter(g["fate"] for g in groups)))
 
 
@@ -279,7 +282,7 @@ check(answer, advantages(np.array([1.0, 0.0, 0.0, 0.0])))
 
 # %% [markdown]
 # **Exercise 2.** Dropped groups cost time and teach nothing. What share of all groups of this run was kept? Use
-# `groups` from section 8.
+# `groups` from section 8. (A run that was stopped before its first group has none to ask about.)
 #
 # <details><summary>Solution</summary>
 #
@@ -293,11 +296,11 @@ check(answer, advantages(np.array([1.0, 0.0, 0.0, 0.0])))
 answer = None  # a number from 0 to 1
 
 # %% tags=["check"]
-check(answer, Counter(g["fate"] for g in groups)["kept"] / len(groups))
+check(answer, Counter(g["fate"] for g in groups)["kept"] / max(len(groups), 1))
 
 # %% [markdown]
 # **Exercise 3.** What has the model learned? Read the first thought of each held-out attempt in `first` and in
-# `trained`: what share of the attempts has one that starts with `Look`?
+# `trained`: what share of the attempts has one that starts with `Look`? (This needs a run that was not stopped.)
 #
 # <details><summary>Solution</summary>
 #

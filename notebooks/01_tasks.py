@@ -24,19 +24,19 @@
 # - the **issue** is the question;
 # - the repository as it was before the mending, the **base commit**, is where the agent starts;
 # - the change that mended it, the **gold patch**, is one right answer, and the agent never sees it;
-# - the tests that came with that change are the **hidden tests**: they judge the agent's answer, whatever it looks like.
+# - the tests that came with that change are the **hidden tests**: they judge the agent's answer, whatever it looks
+#   like.
 #
-# No person has to grade anything, and no solution has to look like the gold patch. That is what makes such tasks fit for
-# reinforcement learning: a reward is a test run. SWE-bench made tasks for *measuring* agents in this way, SWE-Gym made
-# 2,438 of them for *training*, and this project reads SWE-Gym's form.
+# No person has to grade anything, and no solution has to look like the gold patch. That is what makes such tasks fit
+# for reinforcement learning: a reward is a test run. SWE-bench made tasks for *measuring* agents in this way, SWE-Gym
+# made 2,438 of them for *training*, and this project reads SWE-Gym's form.
 
 # %% [markdown]
 # ## 1. Settings
 #
-# This is the one cell to change. `bundled` are 120 small tasks that come with the package, written by a program in
-# the form of the real ones. With `swegym`, a sandbox of
-# the kind `docker` or `modal` and the package's extra `swegym`, the same cells take a real SWE-Gym task apart. Its image
-# has several gigabytes, so begin with `CHECKED = 1`.
+# This is the one cell to change. `bundled` are 120 small tasks that come with the package, written by a program in the
+# form of the real ones. With `swegym`, a sandbox of the kind `docker` or `modal` and the package's extra `swegym`, the
+# same cells take a real SWE-Gym task apart. Its image has several gigabytes, so begin with `CHECKED = 1`.
 
 # %% tags=["parameters"]
 import os
@@ -75,9 +75,9 @@ sandboxes = backend(SANDBOX, config, say=print)
 # %% [markdown]
 # ## 2. A task is a record
 #
-# One line of a JSONL file becomes one frozen `Task`. The names of its fields are SWE-Gym's, as attributes in lower case; in
-# the file the two lists of tests are `FAIL_TO_PASS` and `PASS_TO_PASS`. (`load_tasks` gives the training tasks; the others
-# are section 8's.)
+# One line of a JSONL file becomes one frozen `Task`. The names of its fields are SWE-Gym's, as attributes in lower
+# case; in the file the two lists of tests are `FAIL_TO_PASS` and `PASS_TO_PASS`. (`load_tasks` gives the training
+# tasks; the others are section 8's.)
 
 # %%
 tasks = load_tasks(SOURCE)
@@ -89,12 +89,13 @@ for field in dataclasses.fields(task):
 
 # %% [markdown]
 # Four groups of fields: who it is (`instance_id`, `repo`, `split`), what the agent gets (`problem_statement` and the
-# files at `base_commit`), what it never sees (`patch`, `test_patch` and the two lists of tests), and how the tests are run. The rest is kept from SWE-Gym's form.
+# files at `base_commit`), what it never sees (`patch`, `test_patch` and the two lists of tests), and how the tests are
+# run. The rest is kept from SWE-Gym's form.
 #
 # ## 3. What the agent sees
 #
-# It sees the issue. In the bundled tasks that is one line or a few, because a model of less than a million parameters has
-# to read it; in SWE-Gym it is what a user wrote on GitHub, with tracebacks, versions and wrong guesses.
+# It sees the issue. In the bundled tasks that is one line or a few, because a model of less than a million parameters
+# has to read it; in SWE-Gym it is what a user wrote on GitHub, with tracebacks, versions and wrong guesses.
 #
 # And it sees the repository, in a sandbox that is opened for it alone. There is the git history up to the base commit,
 # and nothing later. In a bundled task that is a single commit.
@@ -128,10 +129,11 @@ show_diff(task.patch)
 show_diff(task.test_patch)
 
 # %% [markdown]
-# Are the visible tests of no use, then? In every other bundled task a second function, a *twin*, has the same bug. The issue
-# doesn't mention it, a visible test fails on it, and the hidden tests ask for both. The repository's own `check.py`
-# runs the visible tests and shows the function that fails first. Here it is in our task, and in the first one with a
-# twin, before any change:
+# Are the visible tests of no use, then? In every other bundled task a second function, a *twin*, has the same bug. The
+# issue doesn't mention it, a visible test fails on it, and the hidden tests ask for both. The repository's own
+# `check.py` runs the visible tests and shows the function that fails first. (With `-S` Python looks for no installed
+# packages, and so starts sooner: the script needs none.) Here it is in our task, and in the first one with a twin,
+# before any change:
 
 # %%
 if SOURCE == "bundled":
@@ -141,8 +143,8 @@ if SOURCE == "bundled":
         print(f"{each.instance_id}\n{each.problem_statement}\n--- check.py:\n{told}")
 
 # %% [markdown]
-# An answer that lies about is an answer that will be found: a full training run makes two hundred thousand attempts, and
-# reinforces whatever works. So let us search as an agent would: for an added line in the files and in all of git's
+# An answer that lies about is an answer that will be found: a full training run makes two hundred thousand attempts,
+# and reinforces whatever works. So let us search as an agent would: for an added line in the files and in all of git's
 # objects, and for this package, which holds the answers of all bundled tasks.
 
 # %%
@@ -162,8 +164,8 @@ sandbox.close()
 # - `FAIL_TO_PASS`: these fail at the base commit and pass with the gold patch. They say that the bug is *mended*.
 # - `PASS_TO_PASS`: these pass before and after. They say that nothing else *broke*.
 #
-# A patch earns a reward of 1 if **every** test of **both** lists passes, else 0. Let us check it rather than believe it.
-# The recipe is short: a fresh sandbox, the patch, the hidden tests over it, and pytest's summary.
+# A patch earns a reward of 1 if **every** test of **both** lists passes, else 0. Let us check it rather than believe
+# it. The recipe is short: a fresh sandbox, the patch, the hidden tests over it, and pytest's summary.
 
 
 # %%
@@ -211,16 +213,17 @@ show_diff(lazy.decode())
 grade(task, lazy, sandboxes, config)
 
 # %% [markdown]
-# In the bundled task the bug is gone, another one has come, and the reward is 0. Without `PASS_TO_PASS` this habit would have earned a 1, and
-# training would have made it stronger. (And of a task with a twin, both functions' tests stand in `FAIL_TO_PASS`: who mends only the one that
-# the issue names earns nothing either.)
+# In the bundled task the bug is gone, another one has come, and the reward is 0. Without `PASS_TO_PASS` this habit
+# would have earned a 1, and training would have made it stronger. (And of a task with a twin, both functions' tests
+# stand in `FAIL_TO_PASS`: who mends only the one that the issue names earns nothing either.)
 
 # %% [markdown]
 # ## 7. Can the tasks be trusted?
 #
-# A task lies if its tests pass at the base commit (then any harmless change earns 1, a new line in README say), if they fail with the gold patch (then
-# nothing does), or if they sometimes pass and sometimes fail: a reward by chance is noise, and training has to learn through it.
-# `validate` runs base and gold patch in fresh sandboxes, and says which tasks can be trusted. It takes two to five seconds a task.
+# A task lies if its tests pass at the base commit (then any harmless change earns 1, a new line in README say), if they
+# fail with the gold patch (then nothing does), or if they sometimes pass and sometimes fail: a reward by chance is
+# noise, and training has to learn through it. `validate` runs base and gold patch in fresh sandboxes, and says which
+# tasks can be trusted. It takes two to five seconds a task.
 
 # %%
 found = list(validate(tasks[:CHECKED], sandboxes, config))
@@ -247,17 +250,18 @@ figure.legend(loc="outside right center", frameon=False)
 plt.show()
 
 # %% [markdown]
-# **What you should see.** Left, every test is an orange cross at the base commit and a blue dot with the gold patch: the bugs
-# are there, and they are mended. Right, there are blue dots only. Any other picture would be a task to leave out, and
-# `swegym-tutorial tasks validate` finds these before a run does: what it calls broken or flaky is not trained on.
+# **What you should see.** Left, every test is an orange cross at the base commit and a blue dot with the gold patch:
+# the bugs are there, and they are mended. Right, there are blue dots only. Any other picture would be a task to leave
+# out, and `swegym-tutorial tasks validate` finds these before a run does: what it calls broken or flaky is not trained
+# on.
 #
 # ## 8. Four splits
 #
-# An agent that has learned 40 answers by heart looks as good as one that has learned to mend bugs, as long as one asks it the
-# same 40 questions. So there are tasks that training never touches, in three sets. `held-out` has other repositories
-# and other functions: no name of a function in the training tasks occurs in it. `held-out-phrasings` has in addition other
-# wordings of the issues, and `held-out-families` other kinds of bugs. (An own file has held-out tasks where lines say so:
-# `"split": "held-out"`, or a name that begins in this way.)
+# An agent that has learned 40 answers by heart looks as good as one that has learned to mend bugs, as long as one asks
+# it the same 40 questions. So there are tasks that training never touches, in three sets. `held-out` has other
+# repositories and other functions: no name of a function in the training tasks occurs in it. `held-out-phrasings` has
+# in addition other wordings of the issues, and `held-out-families` other kinds of bugs. (An own file has held-out tasks
+# where lines say so: `"split": "held-out"`, or `"held-out-..."` with a name of your own behind it.)
 
 # %%
 names = ("train", "held-out", "held-out-phrasings", "held-out-families")
@@ -274,9 +278,10 @@ print("an issue of held-out-phrasings:", *(t.problem_statement for t in splits.g
 # %% [markdown]
 # ## 9. The real thing
 #
-# The published run of this recipe trains on 31 tasks of SWE-Gym, from seven repositories. The record is the
-# same; a container image takes the place of `files` and `test_command`, and all is larger: issues of hundreds of words, patches over several files, up to thousands of `PASS_TO_PASS`
-# tests, and an image in which the repository and its environment stand ready.
+# The published run of this recipe trains on 31 tasks of SWE-Gym, from seven repositories. The record is the same; a
+# container image takes the place of `files` and `test_command`, and all is larger: issues of hundreds of words, patches
+# over several files, up to thousands of `PASS_TO_PASS` tests, and an image in which the repository and its environment
+# stand ready.
 #
 # If the file of these tasks was downloaded before, the cell shows the first; it uses no network itself.
 
@@ -314,8 +319,8 @@ else:
 
 
 # %% [markdown]
-# **Exercise 1.** Some patch mends the bug of a task with one `FAIL_TO_PASS` and two `PASS_TO_PASS` tests, and breaks one of
-# the two others. Another changes nothing at all. What are the rewards of the two?
+# **Exercise 1.** Some patch mends the bug of a task with one `FAIL_TO_PASS` and two `PASS_TO_PASS` tests, and breaks
+# one of the two others. Another changes nothing at all. What are the rewards of the two?
 #
 # <details><summary>Solution</summary>
 #
@@ -373,7 +378,8 @@ check(answer, resolves)
 #
 # <details><summary>Solution</summary>
 #
-# If the tests that must fail are ones that pass already, there is nothing left to mend, and any change to any file is rewarded.
+# If the tests that must fail are ones that pass already, there is nothing left to mend, and any change to any file is
+# rewarded.
 #
 # ```python
 # bundled = load_tasks()[0]
