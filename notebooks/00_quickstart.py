@@ -226,10 +226,11 @@ picture(habit_figure(summary), habit_text(summary))
 
 # %% [markdown]
 # **What you should see.** Before the training most attempts guess a file and are done. The curves of looking, of naming
-# the line and of running the tests rise from low places; the two others begin high. (Few attempts of the first steps
-# come to a repair, so that its curve jumps.) No reward names a habit: the reward is for resolved issues, and attempts
-# with these habits earn it more often. Running the tests begins lowest: it pays only where a second function has the
-# bug, or where the own edit has broken one.
+# the line and of running the tests rise from low places. That of changing a file at all begins in the middle, because
+# most guesses name a file that does not exist; that of repairing begins high. (Few attempts of the first steps come to
+# a repair, so that its curve jumps.) No reward names a habit: the reward is for resolved issues, and attempts with
+# these habits earn it more often. Running the tests pays only where a second function has the bug, or where the own
+# edit has broken one.
 
 # %% [markdown]
 # ## 8. Where the learning came from
