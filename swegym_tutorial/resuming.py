@@ -15,11 +15,18 @@ from .events import RunFolder, mark_unfinished, scan
 from .sandbox.leftovers import reap_runs
 
 
-def begin_log(folder: RunFolder, *, resumed: bool, **run: Any) -> None:
-    """Log the start of a run, and before it which attempts an earlier part began and did not end."""
+def begin_log(
+    folder: RunFolder, config: TrainingConfig, *, run: str, reward: str | None, resumed: bool
+) -> None:
+    """Log the start of a run, and before it which attempts an earlier part began and did not end.
+
+    run: the id of this part. reward: the name of the run's own reward.
+    """
     for attempt in mark_unfinished(folder.events) if resumed else []:
         folder.log("attempt_unfinished", **attempt)
-    folder.log("run_start", **run, resumed=resumed)
+    names = ("preset", "steps", "clients", "groups_per_batch")
+    settings = {name: getattr(config, name) for name in names}
+    folder.log("run_start", run=run, **settings, reward=reward, resumed=resumed)
 
 
 def measured_before(folder: RunFolder) -> set[str]:

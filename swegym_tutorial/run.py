@@ -50,7 +50,10 @@ from .trust import make_grader, trust_in
 
 if TYPE_CHECKING:
     from .grading import Reward
+    from .policy import PolicyClient, PolicyService
+    from .rollout import Chat
     from .sandbox import SandboxBackend
+    from .trust import Trust
 
 CLOSING = 30.0  # seconds in which all sandboxes of a stopped run should have ended
 AT_ONCE = 0.5  # seconds that a stopped run waits for them itself
@@ -74,13 +77,14 @@ class TrainingRun:
     ) -> None:
         """Check what can be checked without starting anything.
 
-        tasks: what to train on; by default what config.tasks names. evaluate: measure the held-out splits before and
-        after. resume: go on in a used folder, with the settings that must stay the same; from_step: from the checkpoint
-        after so many steps, one of those that are kept, and without the steps after it. server: (URL, key) of a
-        Tinker-compatible server; by default the laptop preset starts its own, and others read TINKER_BASE_URL and
-        TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the run's end. reward: called
-        with the task, the attempt and its verdict, and returns a number between 0 and 1, in place of 1 for resolved and
-        0 for all else; never asked about an infrastructure fault, nor in evaluations, which count what was resolved.
+        tasks: what to train on; by default what config.tasks names. evaluate: measure the split held-out, and each that
+        is named held-out-..., before and after. resume: go on in a used folder, with the settings that must stay the
+        same; from_step: from the checkpoint after so many steps, one of those that are kept, and without the steps after
+        it. server: (URL, key) of a Tinker-compatible server; by default the laptop preset starts its own, and others
+        read TINKER_BASE_URL and TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the
+        run's end. reward: called with the task, the attempt and its verdict, and returns a number between 0 and 1, in
+        place of 1 for resolved and 0 for all else; never asked about an infrastructure fault, nor in evaluations, which
+        count what was resolved.
         Raises RunError, TaskError and GradingUnavailable.
         """
         self.config = config = anywhere(config)
@@ -267,67 +271,30 @@ class TrainingRun:
         self.folder.log("phase", name=name)
 
     def _run(self, closing: contextlib.ExitStack) -> None:
-        config, tasks = self.config, self._tasks
+        config, tasks, folder, halt = self.config, self._tasks, self.folder, self._halt
         deadline = time.time() + config.hours * 3600
         threading.Thread(target=self._watch_hours, name="hours", daemon=True).start()
-        begin_log(
-            self.folder,
-            run=self.id,
-            preset=config.preset,
-            steps=config.steps,
-            clients=config.clients,
-            groups_per_batch=config.groups_per_batch,
-            reward=name_of(self._reward),
-            resumed=self._resumed,
-        )
-        if self._reward is not None:
-            self._say(f"attempts in training earn what {name_of(self._reward)} makes of their verdicts")
-        trust = trust_in([*tasks.train, *tasks.held_out])
-        tasks.leave_out_invalid(trust)
+        trust = self._begin()
         self._phase("starting the training server and the sandboxes")
-        if self._sandboxes is None:
-            self._sandboxes = sandbox.backend(config.sandbox, config, run=self.id, say=self._say)
-            reap_dead(self.folder, self._sandboxes.name, self.id)
-        sandboxes = self._sandboxes
+        sandboxes = self._open_sandboxes()
         # Closing the sandboxes ends the commands in them, which frees the workers that wait for them.
-        service = connect(config, self.folder, self._server_address, self._halt, closing, self._end_with)
+        service = connect(config, folder, self._server_address, halt, closing, self._end_with)
         self._phase("checking the training server")
-        halts = [self._halt.child() for _ in range(config.clients)]
-        first, chat = first_client(service, config, halts[0])
-        check_training(service, first, config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
-        clients = [first, *(service.client(n, halts[n]) for n in range(1, config.clients))]
+        halts = [halt.child() for _ in range(config.clients)]
+        clients, chat = self._check_server(service, halts)
         self._phase("looking for the tasks' images")
-        tasks.leave_out_missing(sandboxes, self._halt)
+        tasks.leave_out_missing(sandboxes, halt)
         grader = make_grader(sandboxes, config, trust)
-        attempts = AttemptRunner(chat, sandboxes, grader, self.folder, config, self._paused, self._reward)
+        attempts = AttemptRunner(chat, sandboxes, grader, folder, config, self._paused, self._reward)
         measure = partial(
-            evaluate_splits,
-            tasks.held_out,
-            runner=attempts,
-            folder=self.folder,
-            config=config,
-            halt=self._halt,
+            evaluate_splits, tasks.held_out, runner=attempts, folder=folder, config=config, halt=halt
         )
         if tasks.held_out:
-            done = measured_before(self.folder)
+            done = measured_before(folder)
             self.evaluations.extend(measure(service.base_sampler(), label="before", done=done))
         self._phase("training")
-        jobs = [
-            TrainingJob(
-                n,
-                config,
-                tasks.train,
-                service,
-                client,
-                attempts,
-                self.folder,
-                halts[n],
-                missing=tasks.missing,
-                from_step=self._from_step if self.folder.checkpoint(n).exists() else None,
-            )
-            for n, client in enumerate(clients)
-        ]
-        self._clients = Clients(jobs, self.folder, self._halt)
+        jobs = [self._job(n, service, client, attempts, halts[n]) for n, client in enumerate(clients)]
+        self._clients = Clients(jobs, folder, halt)
         self._clients.run(f"run-{time.time_ns()}", deadline)
         for n, policy in sorted(self._clients.policies.items()):
             job, version = jobs[n].name, jobs[n].version
@@ -335,8 +302,43 @@ class TrainingRun:
         self._phase("drawing the figure")
         from .plots import save_reward_time
 
-        save_reward_time(self.folder.path)
+        save_reward_time(folder.path)
         self._clients.check()
+
+    def _begin(self) -> Trust:
+        """Log the start and which tasks are not used; returns what is known of all of them."""
+        tasks, reward = self._tasks, name_of(self._reward)
+        begin_log(self.folder, self.config, run=self.id, reward=reward, resumed=self._resumed)
+        if self._reward is not None:
+            self._say(f"attempts in training earn what {reward} makes of their verdicts")
+        trust = trust_in([*tasks.train, *tasks.held_out])
+        tasks.tell_unused()
+        tasks.leave_out_invalid(trust)
+        return trust
+
+    def _open_sandboxes(self) -> SandboxBackend:
+        """Return what opens them, which is closed at the end; of our own, end what earlier parts left."""
+        if self._sandboxes is None:
+            kind = self.config.sandbox
+            self._sandboxes = sandbox.backend(kind, self.config, run=self.id, say=self._say)
+            reap_dead(self.folder, self._sandboxes.name, self.id)
+        return self._sandboxes
+
+    def _check_server(self, service: PolicyService, halts: Sequence[Halt]) -> tuple[list[PolicyClient], Chat]:
+        """Try with the first client whether the server can train; returns all of them, and the chat."""
+        first, chat = first_client(service, self.config, halts[0])
+        check_training(service, first, self.config, chat.encode("Hello"), f"preflight-{time.time_ns()}")
+        return [first, *(service.client(n, halt) for n, halt in enumerate(halts) if n)], chat
+
+    def _job(
+        self, n: int, service: PolicyService, client: PolicyClient, attempts: AttemptRunner, halt: Halt
+    ) -> TrainingJob:
+        """Return the job of a client. One that has no checkpoint yet begins anew, whatever step is gone back to."""
+        folder, train, missing = self.folder, self._tasks.train, self._tasks.missing
+        step = self._from_step if folder.checkpoint(n).exists() else None
+        return TrainingJob(
+            n, self.config, train, service, client, attempts, folder, halt, missing=missing, from_step=step
+        )
 
     def _say(self, text: str) -> None:
         self.folder.log("note", text=text)

@@ -7,6 +7,7 @@ base_commit's: visibly, with the reason. Knows nothing of training.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import shlex
 from collections.abc import Container, Mapping, Sequence
@@ -27,18 +28,23 @@ HELD_OUT = "held-out"  # a split that is measured, and how the names of the othe
 def all_held_out(config: TrainingConfig) -> list[Task]:
     """Return the tasks that `--evaluate` measures, split by split: held-out, and each that is named held-out-*.
 
-    Raises TaskError where the source has no task of held-out.
+    A split of another name (held-out2, test) is not among them. Raises TaskError where the source has no task of
+    held-out.
     """
     tasks = held_out_tasks(config)
-    if config.tasks.partition(":")[0] == "swegym":  # its file names no splits
-        return tasks
-    splits = dict.fromkeys(task.split for task in load_tasks(config.tasks, split=None))
-    further = [split for split in splits if is_held_out(split) and split != HELD_OUT]
+    further = [split for split in _splits(config) if is_held_out(split) and split != HELD_OUT]
     return [*tasks, *(task for split in further for task in held_out_tasks(config, split))]
 
 
+def _splits(config: TrainingConfig) -> list[str]:
+    """Return the splits of a run's source that its rows name, in their order; SWE-Gym's file names none."""
+    if config.tasks.partition(":")[0] == "swegym":
+        return []
+    return list(dict.fromkeys(task.split for task in load_tasks(config.tasks, split=None)))
+
+
 def is_held_out(split: str) -> bool:
-    """Whether a split is one of those that `--evaluate` measures."""
+    """Whether a split is one of those that `--evaluate` measures: held-out and held-out-new are, held-out2 is not."""
     return split == HELD_OUT or split.startswith(f"{HELD_OUT}-")
 
 
@@ -87,18 +93,36 @@ def _missing(sandboxes: SandboxBackend, tasks: Sequence[Task], halt: Halt) -> Ma
 
 
 class Selection:
-    """The tasks of a run. Each way to leave some out raises RunError where none of a kind is left."""
+    """The tasks of a run.
+
+    Each way to leave some out raises RunError where none is left to train on, or none to measure. Where a single
+    held-out split loses its last task, the run goes on with the others, and tells it at once in a note.
+    """
 
     def __init__(
         self, config: TrainingConfig, folder: RunFolder, train: list[Task], held_out: list[Task]
     ) -> None:
+        """held_out: those of a split side by side; none where nothing is measured."""
         self.train, self.held_out = train, held_out
+        used = {"train", *(task.split for task in train)}
+        splits = _splits(config) if held_out else []
+        self._unused = [split for split in splits if split not in used and not is_held_out(split)]
         self._unknown: Container[str] = ()  # the ids of tasks that are not known to be valid
         self.missing: frozenset[str] = frozenset()  # of `train`, those that cannot be opened now
         self._config, self._folder = config, folder
         self._begun = next(scan(folder.events, ("tasks_chosen",)), None)
         if self._begun is not None:
             self.train = self._as_begun(self._begun["tasks"])
+
+    def tell_unused(self) -> None:
+        """Tell, where anything is measured, which splits of the source are not, and not trained on: held-out2, say."""
+        if self._unused:
+            whose = " and ".join(f"of the split {split}" for split in self._unused)
+            text = (
+                f"the tasks {whose} are neither trained on nor measured: --evaluate measures {HELD_OUT} and each split "
+                f"whose name begins with {HELD_OUT}-"
+            )
+            self._folder.log("note", text=text)
 
     def leave_out_invalid(self, trust: Trust) -> None:
         """Leave out the tasks that are known to be broken or flaky, and tell how many nobody has validated.
@@ -173,10 +197,23 @@ class Selection:
         reasons = {name: why for name, why in reasons.items() if name in here}
         if not reasons:
             return
-        self._folder.log("tasks_left_out", tasks=reasons)
+        gone = self._gone(reasons)
+        self._folder.log("tasks_left_out", tasks=reasons, splits=list(gone))
         for kind, tasks in (("", self.train), ("held-out ", self.held_out)):
             if tasks and all(task.instance_id in reasons for task in tasks):
                 why = reasons[tasks[0].instance_id]
                 raise RunError(f"none of the {len(tasks)} {kind}tasks can be {verb}: {why}")
+        for split, why in gone.items():
+            text = f"the split {split} is not measured, the others are: no task of it can be {verb}: {why}"
+            self._folder.log("note", text=text)
         self.train = [task for task in self.train if task.instance_id not in reasons]
         self.held_out = [task for task in self.held_out if task.instance_id not in reasons]
+
+    def _gone(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Return the held-out splits that lose their last task: split -> the first one's reason."""
+        gone = {}
+        for split, group in itertools.groupby(self.held_out, key=lambda task: task.split):
+            why = [reasons.get(task.instance_id) for task in group]
+            if None not in why:
+                gone[split] = str(why[0])
+        return gone

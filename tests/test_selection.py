@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from swegym_tutorial.halt import Halt, Stopped
 from swegym_tutorial.sandbox import SandboxError
 from swegym_tutorial.selection import Selection, all_held_out
 from swegym_tutorial.tasks import BUNDLED, GIT_ENV, TaskError, wrong_files
-from swegym_tutorial.trust import keep, trust_in
+from swegym_tutorial.trust import Trust, keep, trust_in
 from swegym_tutorial.validation import Status, Validation
 
 
@@ -124,13 +125,103 @@ def test_tasks_whose_files_are_another_commits_are_left_out_with_the_reason(fold
     assert again.train == [good, unsaid] and not again.missing
 
 
+@pytest.fixture
+def three_splits(folder) -> Selection:
+    """A training task, and two of each of three held-out splits."""
+    names = ("held-out", "held-out-a", "held-out-b")
+    train, *others = load_tasks()[:7]
+    held_out = [replace(task, split=names[n // 2]) for n, task in enumerate(others)]
+    return Selection(TrainingConfig.laptop(), folder, [train], held_out)
+
+
+@pytest.mark.parametrize("lost", ["held-out", "held-out-b"])
+def test_a_held_out_split_of_which_nothing_is_left_is_told_and_the_others_are_measured(
+    lost, three_splits, folder
+):
+    missing = {
+        task.instance_id: f"no image {n}"
+        for n, task in enumerate(three_splits.held_out)
+        if task.split == lost
+    }
+    three_splits.leave_out_missing(Own(lambda tasks: missing), Halt())
+    left = [split for split in ("held-out", "held-out-a", "held-out-b") if split != lost]
+    assert [task.split for task in three_splits.held_out] == [left[0]] * 2 + [left[1]] * 2
+    (note,) = events(folder, "note")
+    assert note["text"] == (
+        f"the split {lost} is not measured, the others are: no task of it can be opened: {min(missing.values())}"
+    )
+    (left_out,) = events(folder, "tasks_left_out")
+    assert left_out["tasks"] == missing and left_out["splits"] == [lost]
+
+
+def test_a_split_that_loses_its_tasks_for_several_reasons_is_told_when_the_last_one_goes(
+    three_splits, folder
+):
+    broken, lacking = (task.instance_id for task in three_splits.held_out[2:4])
+    three_splits.leave_out_invalid(Trust(not_valid={broken: "not valid: broken"}))
+    assert not events(folder, "note")  # one is left
+    three_splits.leave_out_missing(Own(lambda tasks: {lacking: "no image"}), Halt())
+    (note,) = events(folder, "note")
+    assert "the split held-out-a is not measured" in note["text"] and "opened: no image" in note["text"]
+    assert [event["splits"] for event in events(folder, "tasks_left_out")] == [[], ["held-out-a"]]
+
+
+def test_a_split_that_keeps_a_task_is_no_split_that_is_gone(three_splits, folder):
+    first = three_splits.held_out[0].instance_id
+    three_splits.leave_out_missing(Own(lambda tasks: {first: "no image"}), Halt())
+    assert len(three_splits.held_out) == 5 and not events(folder, "note")
+
+
+def test_a_run_that_loses_all_of_its_held_out_splits_ends(three_splits, folder):
+    missing = {task.instance_id: "no image" for task in three_splits.held_out}
+    with pytest.raises(RunError, match="none of the 6 held-out tasks can be opened: no image"):
+        three_splits.leave_out_missing(Own(lambda tasks: missing), Halt())
+    (left_out,) = events(folder, "tasks_left_out")
+    assert left_out["splits"] == ["held-out", "held-out-a", "held-out-b"]
+
+
+def with_splits(source: Path, *named: str) -> list[dict]:
+    """Write an own task file, a bundled task for each split; returns the bundled rows."""
+    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()[: len(named)]]
+    lines = (json.dumps({**row, "split": split}) + "\n" for row, split in zip(rows, named, strict=True))
+    source.write_text("".join(lines))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "named, told",
+    [
+        (["held-out2"], "the tasks of the split held-out2 are neither"),
+        (["held-outside", "test"], "the tasks of the split held-outside and of the split test are neither"),
+        (["held-out-new"], ""),
+    ],
+)
+def test_splits_that_a_run_does_not_look_for_are_told(named, told, folder, tmp_path):
+    source = tmp_path / "own.jsonl"
+    with_splits(source, "train", "held-out", *named)
+    config = TrainingConfig.laptop(tasks=str(source))
+    train = load_tasks(config.tasks)
+    Selection(config, folder, train, []).tell_unused()  # nothing is measured: nothing to be told
+    assert not events(folder, "note")
+    Selection(config, folder, train, all_held_out(config)).tell_unused()
+    notes = [event["text"] for event in events(folder, "note")]
+    assert len(notes) == bool(told) and all(note.startswith(told) for note in notes)
+    assert all("measures held-out and each split whose name begins with held-out-" in note for note in notes)
+
+
+def test_a_split_that_is_trained_on_is_not_called_unused(folder, tmp_path):
+    source = tmp_path / "own.jsonl"
+    with_splits(source, "dev", "held-out")
+    config = TrainingConfig.laptop(tasks=str(source))
+    chosen = load_tasks(config.tasks, split="dev")  # as `TrainingRun(tasks=...)` is given
+    Selection(config, folder, chosen, all_held_out(config)).tell_unused()
+    assert not events(folder, "note")
+
+
 def test_every_split_whose_name_begins_with_held_out_is_measured_one_after_the_other(tmp_path):
     source = tmp_path / "own.jsonl"
-    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()[:6]]
     named = ["held-out-b", "train", "held-out", "held-out-a", "held-outside", "held-out-b"]
-    source.write_text(
-        "".join(json.dumps({**row, "split": split}) + "\n" for row, split in zip(rows, named, strict=True))
-    )
+    rows = with_splits(source, *named)
     config = TrainingConfig.laptop(tasks=str(source))
     found = all_held_out(config)
     assert [task.split for task in found] == ["held-out", "held-out-b", "held-out-b", "held-out-a"]
