@@ -218,7 +218,7 @@ def test_a_split_that_is_trained_on_is_not_called_unused(folder, tmp_path):
     assert not events(folder, "note")
 
 
-def test_every_split_whose_name_begins_with_held_out_is_measured_one_after_the_other(tmp_path):
+def test_held_out_and_each_split_that_is_called_held_out_and_more_is_measured_one_after_the_other(tmp_path):
     source = tmp_path / "own.jsonl"
     named = ["held-out-b", "train", "held-out", "held-out-a", "held-outside", "held-out-b"]
     rows = with_splits(source, *named)
