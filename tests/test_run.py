@@ -280,6 +280,32 @@ def test_a_run_without_a_task_that_can_be_opened_says_so(tmp_path, lost, told):
     assert set(left_out["tasks"]) == {r["instance"]["instance_id"] for r in chosen if r["split"] == lost}
 
 
+@pytest.mark.slow
+def test_a_run_that_lacks_one_held_out_split_says_so_at_once_and_measures_the_others(tmp_path):
+    rows = [json.loads(line) for line in BUNDLED.read_text(encoding="utf-8").splitlines()[:6]]
+    splits = ("train", "train", "held-out", "held-out-a", "held-out-b", "held-out2")
+    chosen = [{**row, "split": split} for row, split in zip(rows, splits, strict=True)]
+    del chosen[3]["files"]
+    chosen[3]["image"] = "no/image:1"
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    config = TrainingConfig.laptop(**EXACT, steps=1, tasks=str(tmp_path / "own.jsonl"), evaluation_attempts=1)
+    run = TrainingRun(config, tmp_path / "run", evaluate=True).start()
+    run.wait()
+    measured = [
+        ("before", "held-out"),
+        ("before", "held-out-b"),
+        ("after", "held-out"),
+        ("after", "held-out-b"),
+    ]
+    assert [(e["label"], e["split"]) for e in events(tmp_path / "run", "evaluation")] == measured
+    assert [(e.label, e.split) for e in run.evaluations] == measured
+    names = [e.get("text") or e["event"] for e in events(tmp_path / "run", "note", "rollout_start")]
+    before = names[: names.index("rollout_start")]
+    (lost,) = [n for n, text in enumerate(before) if "held-out-a is not measured" in text]
+    assert "no/image:1" in before[lost]
+    assert [text for text in before if "of the split held-out2 are neither trained on nor measured" in text]
+
+
 def test_a_run_is_resumed_from_any_folder(tmp_path, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
@@ -645,6 +671,31 @@ def test_a_run_can_go_back_to_an_earlier_step_and_comes_to_the_same(three_steps,
     assert told(copied) == told(three_steps) + told(three_steps)[1:]
     assert [(e["job"], e["step"]) for e in events(copied, "rolled_back")] == [("train-job0", 0)]
     assert len(summarise(copied).steps["train-job0"]) == 3
+
+
+@pytest.mark.slow
+def test_a_resumed_run_measures_the_base_on_the_splits_that_are_left(copied):
+    with RunFolder(copied).events.open(
+        "a"
+    ) as log:  # as a part has written that was killed after its first split
+        counts = {"policy_version": 0, "attempts": 1, "resolved": 0, "lost": 0}
+        line = {"time": 1.0, "event": "evaluation", "label": "before", "job": "base", "split": "held-out"}
+        log.write(json.dumps({**line, **counts}) + "\n")
+    config = TrainingConfig.laptop(**EXACT, steps=3, evaluation_tasks=1, evaluation_attempts=1)
+    run = TrainingRun(config, copied, resume=True, evaluate=True).start()
+    run.wait()
+    splits = ["held-out", "held-out-phrasings", "held-out-families"]
+    measured = [(e["label"], e["job"], e["split"]) for e in events(copied, "evaluation")]
+    assert measured == [
+        *(("before", "base", split) for split in splits),
+        *(("after", "train-job0", split) for split in splits),
+    ]
+    assert [(e.label, e.split) for e in run.evaluations] == [(of[0], of[2]) for of in measured[1:]]
+    begun = [(e["phase"], e["group"]) for e in events(copied, "rollout_start")]
+    evaluated = [each for each in begun if each[0].startswith("evaluation")]
+    assert evaluated == [("evaluation-before", n) for n in (1, 2)] + [
+        ("evaluation-after", n) for n in (0, 1, 2)
+    ]
 
 
 @pytest.mark.slow
