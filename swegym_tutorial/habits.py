@@ -35,7 +35,7 @@ class Habit(StrEnum):
 
 MEANINGS: Mapping[Habit, str] = {
     Habit.LOOK: "looks before it edits",
-    Habit.ACT: "doesn't stop before an edit",
+    Habit.ACT: "changes a file before it stops",
     Habit.LINE: "changes one line and not every match",
     Habit.CHECK: "runs the tests after an edit",
     Habit.REPAIR: "repairs what they show",
