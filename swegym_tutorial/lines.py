@@ -229,14 +229,20 @@ def job_lines(summary: RunSummary) -> list[str]:
 
 
 def left_out_lines(summary: RunSummary) -> list[str]:
-    """Tell which tasks the run goes without, in a line a cause; the first reason stands for the others."""
+    """Tell which tasks the run goes without, in a line a cause; the first reason stands for the others.
+
+    Last, which held-out splits have lost all of theirs.
+    """
     causes: dict[bool, list[str]] = {}
     for task, why in summary.left_out.items():
         causes.setdefault(why.startswith(NOT_VALID), []).append(task)
-    return [
+    told = [
         f"{len(tasks)} task{'s' if len(tasks) > 1 else ''} left out ({', '.join(tasks)}): "
         f"{summary.left_out[tasks[0]]}"
         for tasks in causes.values()
+    ]
+    return told + [
+        f"the split {split} is not measured: no task of it is left" for split in summary.unmeasured
     ]
 
 

@@ -211,10 +211,10 @@ def _draw_held_out(axes: Axes, summary: RunSummary, end: int) -> list[_Label]:
         axes.axhline(rate, color=HELD_OUT, linewidth=0.9, linestyle=(0, (2, 3)))
         axes.plot(0, rate, "D", color=HELD_OUT, markersize=5, markerfacecolor="white", markeredgewidth=1.4)
         edge = axes.get_xlim()[1]
-        labels.append(_Label(0.98 * edge, rate, f"held-out\nbefore {rate:.2f}", HELD_OUT_TEXT))
+        labels.append(_Label(0.98 * edge, rate, f"{before.split}\nbefore {rate:.2f}", HELD_OUT_TEXT))
     if after is not None:
         axes.plot(end, after.rate, "D", color=HELD_OUT, markersize=5.5)
-        labels.append(_Label(end, after.rate, f"held-out\nafter {after.rate:.2f}", HELD_OUT_TEXT))
+        labels.append(_Label(end, after.rate, f"{after.split}\nafter {after.rate:.2f}", HELD_OUT_TEXT))
     return labels
 
 

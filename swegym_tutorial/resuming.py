@@ -6,6 +6,7 @@ Knows nothing of servers and of training.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 from .checkpoints import CheckpointError, all_checkpoints, read_checkpoint, told_steps
@@ -80,3 +81,8 @@ def reap_dead(folder: RunFolder, kind: str, own: str) -> None:
             folder.log("reaped", kind=kind, count=count, runs=dead)
 
     threading.Thread(target=work, name="reaping", daemon=True).start()
+
+
+def was_evaluated(folder: Path) -> bool:
+    """Whether a run was to be evaluated: it had at least begun with it, and a resumed one goes on so."""
+    return any(event.get("label") == "before" for event in scan(folder, ("evaluation_start",)))

@@ -88,6 +88,7 @@ class RunSummary:
         self.notes: list[str] = []  # the last such words, and what else people are told once
         self.noted = 0  # how many there were
         self.left_out: dict[str, str] = {}  # task -> why: it cannot be opened, or is known not to be valid
+        self.unmeasured: list[str] = []  # splits that lost all their tasks by that
         self.rate = TokenRate()  # of graded attempts, on the clock that `set_back` is added to
         self.sandboxes = OpenSandboxes(skipped)
 
@@ -135,6 +136,7 @@ class RunSummary:
         self.filling.clear()
         self.sandboxes.forget()
         self.left_out.clear()
+        self.unmeasured.clear()
         self.evaluating = None
 
     def _on_phase(self, event: Mapping[str, Any]) -> None:
@@ -153,6 +155,7 @@ class RunSummary:
 
     def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
         self.left_out |= {str(task): str(why) for task, why in event["tasks"].items()}
+        self.unmeasured += map(str, event.get("splits", ()))
 
     def _now(self) -> float:
         return (self.last_event or 0.0) + self.set_back

@@ -13,7 +13,7 @@ from swegym_tutorial.evaluate import evaluate_splits
 from swegym_tutorial.events import EventReader, RunFolder
 from swegym_tutorial.grading import Grader
 from swegym_tutorial.halt import Halt
-from swegym_tutorial.resuming import begin_log, measured_before
+from swegym_tutorial.resuming import begin_log, measured_before, was_evaluated
 from swegym_tutorial.rollout import Sample
 from swegym_tutorial.summary import RunSummary
 from swegym_tutorial.words import held_out, held_out_splits
@@ -125,3 +125,15 @@ def test_a_run_that_was_killed_in_its_second_split_measures_that_and_the_third(t
     assert held_out_splits(summary) == list(SPLITS) and summary.unfinished == 1
     assert [held_out(summary, split)[0].attempts for split in SPLITS] == [2, 2, 2]
     assert measured_before(folder) == set(SPLITS) and part(2) == []
+
+
+def test_a_run_that_was_killed_in_its_first_evaluation_is_resumed_with_it(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.open()
+    folder.log("run_start", steps=1, clients=1)
+    assert not was_evaluated(folder.path)
+    folder.log("evaluation_start", label="trial", job="base", split="train", attempts=2)
+    assert not was_evaluated(folder.path)
+    folder.log("evaluation_start", label="before", job="base", split="held-out", attempts=2)
+    folder.close()
+    assert was_evaluated(folder.path)

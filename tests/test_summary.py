@@ -46,6 +46,17 @@ def test_case_11_tasks_without_an_image_are_counted_where_people_look() -> None:
     assert left_out_lines(RunSummary()) == []
 
 
+def test_a_split_that_lost_all_its_tasks_is_told_beside_them_until_a_resumed_run_says_it_anew() -> None:
+    summary = RunSummary()
+    gone = {"event": "tasks_left_out", "tasks": {"a__a-1": "no image x"}, "splits": ["held-out-families"]}
+    summary.update([gone])
+    assert left_out_lines(summary)[1:] == [
+        "the split held-out-families is not measured: no task of it is left"
+    ]
+    summary.update([{"event": "run_start", "steps": 1, "clients": 1, "time": 1.0}])
+    assert left_out_lines(summary) == []
+
+
 def test_case_4_tasks_that_are_not_valid_are_counted_beside_them() -> None:
     # SWE-bench#26, #294: known to be broken or flaky
     summary = RunSummary()
