@@ -118,8 +118,8 @@ dashboard = Dashboard(run)
 await dashboard
 
 # %% [markdown]
-# **What you should see.** The reward starts low and climbs from about the sixth step on. In the run that
-# [docs/world.md](../docs/world.md) tells of it was 0.14 in the first step, 0.78 in the 14th, and 0.93 over the last
+# **What you should see.** The reward starts low and climbs from about the seventh step on. In the run that
+# [docs/world.md](../docs/world.md) tells of it was 0.17 in the first step, 0.78 in the 14th, and 0.86 over the last
 # five of 30; yours will differ. It jumps from step to step, because a batch holds only eight of the issues. The
 # held-out diamonds say the same about issues outside of the training set: the model did not just learn 40 answers by
 # heart. Sampling and training take most of a batch's time. *Tools* is the opening of sandboxes and the commands in

@@ -218,8 +218,8 @@ plt.show()
 # Where one side is much slower, the other hides in it anyway. And the step from 0 to 1 brings nearly everything, so
 # that there is little reason to allow more.
 #
-# The loop of this package, put to the same numbers in compressed time, took 561 s a batch for attempts of 45 s and
-# 4317 s for *eight* clients with attempts of 120 s on one trainer ([docs/performance.md](../docs/performance.md)).
+# The loop of this package, put to the same numbers in compressed time, took 554 s a batch for attempts of 45 s and
+# 4319 s for *eight* clients with attempts of 120 s on one trainer ([docs/performance.md](../docs/performance.md)).
 # For the first that is less than the toy: it trains on a batch's first minibatches while the last are still being
 # collected, where a batch has no limit on the groups that it may see.
 #
