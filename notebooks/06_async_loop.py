@@ -39,7 +39,7 @@ import os
 
 QUICK = os.environ.get("SWEGYM_TUTORIAL_QUICK") == "1"
 STEPS = 2 if QUICK else 4  # batches of each run
-GROUPS = 3 if QUICK else 8  # groups a batch
+GROUPS = 3 if QUICK else 6  # groups a batch
 SEED = 0  # another seed, another order of tasks and other draws
 
 # %% [markdown]
@@ -226,7 +226,7 @@ plt.show()
 # ## 6. How old is what is trained on?
 #
 # The log names the groups that each batch trained on, and the policy of each. The age is the difference. (Fewer than
-# eight groups: the others were uniform. A laptop's batch closes after eight groups, kept or not.)
+# six groups: the others were uniform. A batch here closes after six groups, kept or not.)
 
 # %%
 for name, config in (("synchronous", synchronous), ("asynchronous", asynchronous)):
@@ -386,8 +386,8 @@ print("advantages:", advantages(partial["rewards"]).round(2).tolist())
 # ## 10. What the attempts looked like meanwhile
 #
 # A reward tells whether attempts succeed, not how they go about it. So the log's `episode` events also hold the *habits* of each
-# attempt: did it look before it edited, did it run the tests? Here is what share of the attempts had each, step by
-# step, through the stop, the resume and the lost sandboxes of the asynchronous run:
+# attempt: did it look before it edited, did it run the tests? And each `step_done` event holds how many of its attempts
+# had each. Here is their share, step by step, through the stop, the resume and the lost sandboxes of the asynchronous run:
 
 # %%
 summary = summarise(folder / "asynchronous")
