@@ -231,7 +231,7 @@ def job_lines(summary: RunSummary) -> list[str]:
 def left_out_lines(summary: RunSummary) -> list[str]:
     """Tell which tasks the run goes without, in a line a cause; the first reason stands for the others.
 
-    Last, which held-out splits have lost all of theirs.
+    Last, which held-out splits have lost all of theirs. A name or a reason of several lines is told in one.
     """
     causes: dict[bool, list[str]] = {}
     for task, why in summary.left_out.items():
@@ -241,9 +241,8 @@ def left_out_lines(summary: RunSummary) -> list[str]:
         f"{summary.left_out[tasks[0]]}"
         for tasks in causes.values()
     ]
-    return told + [
-        f"the split {split} is not measured: no task of it is left" for split in summary.unmeasured
-    ]
+    told += [f"the split {split} is not measured: no task of it is left" for split in summary.unmeasured]
+    return [" ".join(line.split()) for line in told]
 
 
 def fault_lines(summary: RunSummary) -> list[str]:

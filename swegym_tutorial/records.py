@@ -6,35 +6,57 @@ with them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .task_text import printable
+
 FATES = ("kept", "uniform", "stale", "failed")
+MOST = 2**53  # beyond it JSON's readers differ, and arithmetic with floats may overflow
 
 
 def number(value: Any) -> float:
-    """Return a value that is a finite number. Raises TypeError of another."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no number")
+    """Return a value that is a number of at most MOST, below 0 too. Raises TypeError of another, such as NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST <= value <= MOST:
+        raise TypeError(f"{value!r:.100} is no number")
     return value
 
 
 def count(value: Any) -> int:
     """Return a value that counts something. Raises TypeError of another."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} counts nothing")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+        raise TypeError(f"{value!r:.100} counts nothing")
+    return value
+
+
+def share(value: Any) -> float:
+    """Return a number between 0 and 1, as rewards are. Raises TypeError of another."""
+    if not 0 <= number(value) <= 1:
+        raise TypeError(f"{value!r} is not between 0 and 1")
     return value
 
 
 def text(value: Any) -> str:
-    """Return a value that is text. Raises TypeError of another."""
+    """Return a value that is text, without what would steer a terminal. Raises TypeError of another."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
+        raise TypeError(f"{value!r:.100} is no text")
+    return value if value.isprintable() else printable(value)
+
+
+def words(value: Any) -> str:
+    """Return any value as text for people."""
+    return text(str(value))
+
+
+def _habits(value: Any, attempts: int) -> dict[str, tuple[int, int]]:
+    """Return habit -> (how many had it, in how many of the attempts it came up). Raises TypeError and ValueError."""
+    habits = {text(name): (count(had), count(of)) for name, (had, of) in dict(value).items()}
+    if odd := [name for name, (had, of) in habits.items() if not had <= of <= attempts or of == 0]:
+        raise TypeError(f"{habits[odd[0]]!r} is no share of {attempts} attempts")
+    return habits
 
 
 @dataclass(frozen=True)
@@ -70,14 +92,14 @@ class StepResult:
 
     @classmethod
     def of(cls, event: Mapping[str, Any], tokens: int = 0) -> StepResult:
-        """Raises KeyError and TypeError of an event that is none of ours."""
+        """Raises KeyError, TypeError and ValueError of an event that is none of ours."""
         return cls(
             job=text(event["job"]),
             step=count(event["step"]),
             policy_version=count(event["policy_version"]),
-            reward_mean=number(event["reward_mean"]),
-            reward_mean_kept=number(event["reward_mean_kept"]),
-            attempts=count(event["attempts"]),
+            reward_mean=share(event["reward_mean"]),
+            reward_mean_kept=share(event["reward_mean_kept"]),
+            attempts=(attempts := count(event["attempts"])),
             lost=count(event["lost"]),
             groups={fate: count(value) for fate, value in dict(event["groups"]).items()},
             batch_seconds=number(event["batch_seconds"]),
@@ -88,10 +110,7 @@ class StepResult:
             checkpoint=text(event["checkpoint"]),
             time=number(event["time"]),
             tokens=tokens,
-            habits={
-                text(name): (count(had), count(of))
-                for name, (had, of) in dict(event.get("habits", {})).items()
-            },
+            habits=_habits(event.get("habits", {}), attempts),
         )
 
 

@@ -22,6 +22,7 @@ from .records import (
     job_order,
     number,
     text,
+    words,
 )
 
 __all__ = [
@@ -44,7 +45,7 @@ SET_BACK = 1.0  # seconds: what goes back by less was written by threads side by
 
 def _at_its_place(table: dict[str, Any], job: str, value: Any) -> Any:
     """Return a job's value in a table, set where it has none, and keep the jobs in their order."""
-    if text(job) not in table:
+    if (job := text(job)) not in table:
         table[job] = value
         entries = sorted(table.items(), key=lambda entry: job_order(entry[0]))
         table.clear()
@@ -144,18 +145,23 @@ class RunSummary:
         self.rate.begin(self._now())
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
-        self.note = str(event["text"])
+        self.note = words(event["text"])
         self._tell(self.note)
 
     def _tell(self, text: str) -> None:
         """Keep a word for people; `noted` counts them all, of which the last ones are kept."""
-        self.notes.append(text)
+        self.notes.append(words(text))
         self.noted += 1
         del self.notes[:-NOTES]
 
     def _on_tasks_left_out(self, event: Mapping[str, Any]) -> None:
-        self.left_out |= {str(task): str(why) for task, why in event["tasks"].items()}
-        self.unmeasured += map(str, event.get("splits", ()))
+        tasks = {words(task): words(why) for task, why in event["tasks"].items()}
+        splits = event.get("splits", [])
+        if not isinstance(splits, list):
+            raise TypeError(f"{splits!r:.100} is no list of splits")
+        unmeasured = dict.fromkeys([*self.unmeasured, *map(text, splits)])
+        self.left_out |= tasks
+        self.unmeasured = list(unmeasured)
 
     def _now(self) -> float:
         return (self.last_event or 0.0) + self.set_back
@@ -182,10 +188,10 @@ class RunSummary:
             filling.attempts += 1
             filling.tokens += tokens
             filling.resolved += _is_resolved(event)
-            filling.outcomes[str(event.get("outcome"))] += 1
+            filling.outcomes[words(event.get("outcome"))] += 1
 
     def _on_attempt_fault(self, event: Mapping[str, Any]) -> None:
-        self.faults[str(event["reason"])] += 1
+        self.faults[words(event["reason"])] += 1
 
     def _on_group(self, event: Mapping[str, Any]) -> None:
         self._filling(event["job"]).groups[text(event["fate"])] += 1
@@ -228,11 +234,11 @@ class RunSummary:
         self._tell(f"{job} goes back to {_checkpoint_of(step)}")
 
     def _on_recovered(self, event: Mapping[str, Any]) -> None:
-        self.recovered += 1
         self._tell(
             f"{event['job']} goes on from {_checkpoint_of(event['step'])} on a new adapter, "
-            f"after {event['seconds']:.0f} s: {event['reason']}"
+            f"after {number(event['seconds']):.0f} s: {event['reason']}"
         )
+        self.recovered += 1
 
     def _on_attempt_unfinished(self, event: Mapping[str, Any]) -> None:
         self._under_way = False  # a part that begins tells it, of one that was killed
@@ -254,8 +260,8 @@ class RunSummary:
 
     def _on_waiting(self, event: Mapping[str, Any]) -> None:
         since = event["time"] - number(event["seconds"])
-        job = str(event.get("job") or "")
-        self.waiting = Waiting(str(event["what"]), str(event["reason"]), since, job)
+        job = words(event.get("job") or "")
+        self.waiting = Waiting(words(event["what"]), words(event["reason"]), since, job)
 
     def _on_waiting_over(self, event: Mapping[str, Any]) -> None:
         self.waiting = None
@@ -265,9 +271,10 @@ class RunSummary:
             self._set_job(event["job"], JobState("done"))
 
     def _on_job_failed(self, event: Mapping[str, Any]) -> None:
-        self._set_job(event["job"], JobState("failed", str(event["reason"])))
+        self._set_job(event["job"], JobState("failed", words(event["reason"])))
 
     def _set_job(self, job: str, state: JobState) -> None:
+        job = text(job)
         _at_its_place(self.jobs, job, state)
         self.jobs[job] = state
         self.sandboxes.forget(job)
@@ -298,7 +305,7 @@ class RunSummary:
 
     def _on_run_failed(self, event: Mapping[str, Any]) -> None:
         self._end("failed")
-        self.reason = str(event["reason"])
+        self.reason = words(event["reason"])
 
     def _end(self, status: str) -> None:
         self.status, self.waiting, self._under_way = status, None, False

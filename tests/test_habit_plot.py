@@ -1,14 +1,25 @@
 """The rates of the habits, from a run's events to the figure."""
 
 import itertools
+import json
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from synthetic import Events
 
+from swegym_tutorial.batches import Batch
+from swegym_tutorial.events import dumps
+from swegym_tutorial.grading import Episode, Outcome, Verdict
 from swegym_tutorial.habit_plot import habit_figure, habit_text
-from swegym_tutorial.habits import IN_SHORT, MEANINGS, Habit
+from swegym_tutorial.habits import IN_SHORT, MEANINGS, Habit, rates
 from swegym_tutorial.lines import habit_lines, habit_rates
+from swegym_tutorial.minibatch import Group, fate_of
 from swegym_tutorial.plots import DPI, HEIGHT, WIDTH
+from swegym_tutorial.policy import Update
+from swegym_tutorial.records import StepResult
+from swegym_tutorial.rollout import Ending, Rollout
 from swegym_tutorial.summary import RunSummary
 
 
@@ -39,13 +50,42 @@ def test_rates_are_of_those_attempts_of_a_step_in_which_a_habit_came_up():
 
 
 @pytest.mark.parametrize(
-    "odd", [{"look": 3}, {"look": [1, 2, 3]}, {"look": [True, 2]}, {"look": [-1, 2]}, ["look"]]
-)
+    "odd", [
+        {"look": 3}, {"look": [1, 2, 3]}, {"look": [True, 2]}, {"look": [-1, 2]}, ["look"], {"look": [0, 0]},
+        {"look": [5, 1]}, {"look": [10**400, 1]}, {"look": [10**400, 10**400]}, {"look": [0, 65]}, {"look": [0.5, 1]},
+    ],
+)  # fmt: skip
 def test_odd_habits_make_an_odd_event_and_no_error(odd):
     run = RunSummary()
     for event in Events(steps=1, evaluations=()):
         run.update([event | ({"habits": odd} if event["event"] == "step_done" else {})])
     assert run.odd_events == 1 and not run.steps
+    assert habit_lines(run) == [] and habit_text(run) == ""
+
+
+def attempt(reward: int, habits: dict[str, bool]) -> Episode:
+    """A graded attempt with these habits."""
+    tokens, mask = np.array([1, 2], np.int32), np.array([False, True])
+    rollout = Rollout("task", tokens, mask, -mask.astype(np.float32), (), Ending.FINAL, b"", 1.0)
+    return Episode(rollout, Verdict(Outcome.RESOLVED if reward else Outcome.UNRESOLVED), habits)
+
+
+HABITS = st.dictionaries(st.sampled_from([str(habit) for habit in Habit]), st.booleans())
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 1), HABITS), max_size=4), max_size=4), st.data())
+def test_what_a_batch_tells_is_always_taken(groups, data):
+    batch = Batch(began=0.0, filled=1.0)
+    for number, drawn in enumerate(groups):
+        group = Group(number, "task", 0, tuple(attempt(*each) for each in drawn))
+        batch.take(group, fate_of(group, 0, 2))
+    for place, group in enumerate(batch.kept):  # whose recordings can't be read
+        lost = data.draw(st.lists(st.sampled_from(range(len(group.episodes))), unique=True))
+        batch._lose(place, lost)
+    told = batch.result(0, 1, Update("tinker://a", "tinker://b", 1, {}, 1.0, 1.0), 3.0)
+    line = json.loads(dumps({"time": 1.0, "event": "step_done", "job": "train-job0", **told}))
+    step = StepResult.of(line)
+    assert step.habits == rates(batch.habits) and step.attempts == len(batch.rewards) == len(batch.habits)
 
 
 def test_an_older_log_tells_of_no_habits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 from synthetic import BEGAN, Events, write_run
 
+from swegym_tutorial import cli
 from swegym_tutorial.events import EventReader
 from swegym_tutorial.plots import png_bytes, reward_time_figure
 from swegym_tutorial.summary import ADD_NOTHING, JobState, RunSummary, job_order
-from swegym_tutorial.terminal import left_out_lines, progress_line
+from swegym_tutorial.terminal import left_out_lines, progress_line, summarise
 from swegym_tutorial.words import alt_text, status_line, summary_table
 
 
@@ -294,6 +296,18 @@ FOREIGN: dict[str, dict[str, Any]] = {
     },
     "bytes in words": {"event": "episodes_deleted", "count": 1, "bytes": "x"},
     "waiting in words": {"event": "waiting", "what": "x", "reason": "y", "seconds": "x"},
+    "time beyond all floats": {"event": "note", "text": "x", "time": 10**400},
+    "infinite time": {"event": "note", "text": "x", "time": float("inf")},
+    "no number as time": {"event": "note", "text": "x", "time": float("nan")},
+    "time beyond all calendars": {"event": "note", "text": "x", "time": 1e300},
+    "steps beyond all floats": {"event": "run_start", "steps": 10**400, "clients": 1},
+    "seconds beyond all floats": {
+        "event": "recovered", "job": "train-job0", "step": 1, "reason": "x", "seconds": 10**400,
+    },
+    **{
+        f"splits are {splits!r}": {"event": "tasks_left_out", "tasks": {"a": "b"}, "splits": splits}
+        for splits in ("abc", {"a": 1}, [1, None], None, 3)
+    },
 }  # fmt: skip
 
 
@@ -317,6 +331,56 @@ def test_foreign_values_hide_no_others(name: str) -> None:
         [more, events.event("job_done", job="train-job10"), events.event("note", text="still here")]
     )
     assert summary.odd_events == 1 and summary.notes[-1] == "still here" and "train-job10" in summary.jobs
+
+
+@pytest.mark.parametrize("mean", [10**400, float("nan"), -0.1, 1000])
+@pytest.mark.parametrize("name", ["reward_mean", "reward_mean_kept"])
+def test_a_step_whose_mean_reward_none_can_be_is_an_odd_event(name: str, mean: float) -> None:
+    lines = list(Events(**UNDER_WAY))
+    summary = RunSummary()
+    summary.update([*lines[:-1], {**lines[-1], name: mean}])
+    assert summary.odd_events == 1 and steps(summary) == {JOB: [0, 1, 2]}
+
+
+def test_splits_that_are_told_twice_are_counted_once_and_an_odd_line_leaves_no_half() -> None:
+    summary = RunSummary()
+    gone = {
+        "event": "tasks_left_out",
+        "tasks": {"a": "b"},
+        "splits": ["held-out-a", "held-out-b", "held-out-a"],
+    }
+    summary.update([gone, {**gone, "splits": ["held-out-b", "held-out-c"]}])
+    assert summary.unmeasured == ["held-out-a", "held-out-b", "held-out-c"]
+    summary.update([{**gone, "tasks": {"c": "d"}, "splits": ["held-out-d", 4]}])
+    assert summary.odd_events == 1 and summary.left_out == {"a": "b"} and len(summary.unmeasured) == 3
+
+
+def test_nothing_in_a_log_steers_the_terminal_that_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "x\x1b[2Jy\x9bz\ra\x07"
+    events = Events(steps=1, splits=(f"held-out-{evil}",))
+    told = [
+        ("tasks_left_out", {"tasks": {f"{evil}\nb": f"{evil}\nno image"}, "splits": [f"held-out\n{evil}"]}),
+        ("note", {"text": evil}),
+        ("attempt_fault", {"reason": evil}),
+        ("settings_changed", {"changed": {evil: [evil, evil]}}),
+        ("recovered", {"job": evil, "step": 1, "seconds": 1.0, "reason": evil}),
+        ("job_failed", {"job": f"train-{evil}", "reason": evil}),
+        ("waiting", {"what": evil, "reason": evil, "seconds": 1.0}),
+        ("phase", {"name": evil}),
+        ("run_failed", {"reason": evil}),
+    ]
+    (tmp_path / "run").mkdir()
+    lines = [*events, *(events.event(name, **fields) for name, fields in told)]
+    (tmp_path / "run/events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summarise(tmp_path / "run")
+    assert summary.odd_events == 0 and len(left_out_lines(summary)) == 2
+    assert not any("\n" in line for line in left_out_lines(summary))
+    assert cli.main(["show", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out + "\n".join([*summary.notes, *map(" ".join, summary_table(summary))])
+    assert "\N{REPLACEMENT CHARACTER}[2Jy" in shown
+    assert not [c for c in shown if c != "\n" and (c < " " or "\x7f" <= c <= "\x9f")]
 
 
 def test_a_clock_that_is_set_back_takes_nothing_off_the_run_s_time() -> None:
