@@ -31,7 +31,7 @@ class Intake:
         self.version = 0  # of the newest policy
         self.next_group = 0
         self.left: list[int] = []  # lower numbers to be started yet, ascending: an earlier part's, or put off
-        self.last = False  # whether no batch follows the one being filled
+        self.batches_left = config.steps  # that follow the one being filled
         self.room = 0  # groups that the batch being filled may still take; 0 while none is filled
         self.queued: Callable[[], int] = lambda: 0  # attempts that wait for a worker
         self._config = config
@@ -59,13 +59,11 @@ class Intake:
 
     def _places(self) -> int:
         """How many groups may be under way, without those that take no place."""
-        following = self._config.groups_per_batch * self._config.max_staleness
-        if not self.last:
-            return self.room + following
-        if not self._drains:
-            return self.room
+        batch, staleness = self._config.groups_per_batch, self._config.max_staleness
+        if self.batches_left or not self._drains:
+            return self.room + batch * min(staleness, self.batches_left)
         share = (self._with_signal + 1) / (self._all_over + 2)  # a half, before anything is known
-        return min(math.ceil(self.room / share), self.room + following)
+        return min(math.ceil(self.room / share), self.room + batch * staleness)
 
     def start(self) -> int:
         """Return the number of the next group, which counts as under way from now. Call it under `change`."""
@@ -119,7 +117,11 @@ class Intake:
         return self._error
 
     def choose(self) -> Group | None:
-        """Return the group that the batch takes next, if it is there. Call it under `change`."""
+        """Return the group that the batch takes next, if it is there. Call it under `change`.
+
+        It keeps room for those that would be too old for the next batch, and the last batch does too, as a task is
+        never lost for being slow.
+        """
         aging = [group for group in self._complete if self._ages(group.policy_version)]
         if aging:
             return aging[0]

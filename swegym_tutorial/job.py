@@ -138,7 +138,7 @@ class TrainingJob:
         Raises OutOfTime, Stopped and the like before the batch is full: what of it was trained on is then dropped.
         """
         batch = Batch(time.monotonic(), self._config.min_group_size)
-        self._intake.last = step + 1 == self._config.steps
+        self._intake.batches_left = self._config.steps - step - 1
         name = f"{phase}-{self.name}-step{step:05d}"
         try:
             update = self._client.update(lambda: self._minibatches(batch, step, deadline), step, name)

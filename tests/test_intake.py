@@ -81,14 +81,43 @@ def test_a_batch_keeps_room_for_what_would_be_too_old_for_the_next():
 
 def test_nothing_is_started_for_a_batch_that_never_comes():
     intake = Intake(CONFIG)
-    intake.room, intake.last = 4, True
+    intake.room, intake.batches_left = 4, 0
     assert begin(intake) == 4
+
+
+@pytest.mark.parametrize("limit", [4, None])
+def test_no_more_is_started_than_the_batches_that_are_left_can_take(limit):
+    intake = Intake(replace(CONFIG, max_groups_per_batch=limit, max_staleness=2))
+    intake.room, intake.batches_left = 4, 1
+    assert begin(intake) == 4 + 4  # though groups may be two publications old
+    intake.batches_left = 2
+    assert begin(intake) == 4
+    intake.batches_left = 9
+    assert begin(intake) == 0
+
+
+def test_the_last_batch_too_keeps_room_for_what_is_slow():
+    intake = Intake(CONFIG)
+    intake.room, intake.batches_left = 4, 1
+    assert begin(intake) == 8
+    for number in range(4):
+        complete(intake, number, 0)
+        intake.taken(intake.choose(), 3 - number)
+    intake.published(1)
+    intake.room, intake.batches_left = 4, 0
+    assert begin(intake) == 0  # 4 to 7 are all that it can take
+    for number in (5, 6, 7):
+        complete(intake, number, 0)
+        intake.taken(intake.choose(), 7 - number + 1)
+    assert not intake.may_close()  # group 4 would have no batch to come
+    complete(intake, 4, 0)
+    assert intake.choose().number == 4
 
 
 def test_for_the_last_batch_so_many_are_started_as_will_have_a_signal():
     """As many as it has places would leave the workers idle at its end, as most of them come to nothing."""
     intake = Intake(NO_LIMIT)
-    intake.room, intake.last = 2, True
+    intake.room, intake.batches_left = 2, 0
     assert begin(intake) == 4  # nothing is known yet: every second one
     for number in range(4):
         intake.completed(graded(number, 0, 0))
@@ -104,7 +133,7 @@ def test_for_the_last_batch_so_many_are_started_as_will_have_a_signal():
 @pytest.mark.parametrize("change", [{"max_groups_per_batch": 4}, {"max_staleness": 0}])
 def test_where_each_group_has_its_place_the_last_batch_has_no_more_than_those(change):
     intake = Intake(replace(NO_LIMIT, **change))
-    intake.room, intake.last = 2, True
+    intake.room, intake.batches_left = 2, 0
     assert begin(intake) == 2
 
 
