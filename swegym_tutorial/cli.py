@@ -53,7 +53,6 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
     from .connect import RunError
-    from .resuming import was_evaluated
     from .run import TrainingRun
     from .terminal import evaluation_lines, fault_lines, habit_lines, reward_line, watch
 
@@ -68,11 +67,10 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        evaluated = args.resume and was_evaluated(output)
         run = TrainingRun(
             config,
             output,
-            evaluate=args.evaluate or evaluated,
+            evaluate=args.evaluate or None,
             resume=args.resume,
             from_step=args.from_step,
         )

@@ -6,6 +6,8 @@ Knows nothing of servers and of training.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +16,46 @@ from .config import TrainingConfig
 from .connect import RunError, anywhere, changed_settings, check_same, saved_config
 from .events import RunFolder, mark_unfinished, scan
 from .sandbox.leftovers import reap_runs
+from .tasks import Task
 
 
 def begin_log(
-    folder: RunFolder, config: TrainingConfig, *, run: str, reward: str | None, resumed: bool
+    folder: RunFolder,
+    config: TrainingConfig,
+    *,
+    run: str,
+    reward: str | None,
+    evaluate: bool,
+    resumed: bool,
 ) -> None:
     """Log the start of a run, and before it which attempts an earlier part began and did not end.
 
-    run: the id of this part. reward: the name of the run's own reward.
+    run: the id of this part. reward: the name of the run's own reward. evaluate: whether it is measured.
     """
     for attempt in mark_unfinished(folder.events) if resumed else []:
         folder.log("attempt_unfinished", **attempt)
     names = ("preset", "steps", "clients", "groups_per_batch")
     settings = {name: getattr(config, name) for name in names}
-    folder.log("run_start", run=run, **settings, reward=reward, resumed=resumed)
+    folder.log("run_start", run=run, **settings, reward=reward, evaluate=evaluate, resumed=resumed)
 
 
-def measured_before(folder: RunFolder) -> set[str]:
-    """Return the splits on which an earlier part has measured the base policy."""
-    done = scan(folder.events, ("evaluation",))
-    return {str(event.get("split")) for event in done if event.get("label") == "before"}
+def measured_before(folder: RunFolder, tasks: Sequence[Task], attempts: int) -> set[str]:
+    """Return the splits of these tasks on which an earlier part has measured the base policy, as it would be now.
+
+    attempts: at each task. Where their number or the tasks were others (evaluation_tasks has changed, or a task could
+    not be opened) a split is not among them, so that "before" and "after" are of the same. Its last measuring counts.
+    """
+    now: dict[str, set[str]] = defaultdict(set)
+    for task in tasks:
+        now[task.split].add(task.instance_id)
+    done: set[str] = set()
+    for event in scan(folder.events, ("evaluation",)):
+        if event.get("label") != "before" or (split := event.get("split")) not in now:
+            continue
+        made = event["attempts"] + event.get("lost", 0)
+        same = made == len(now[split]) * attempts and now[split].issuperset(event.get("tasks", ()))
+        (done.add if same else done.discard)(split)
+    return done
 
 
 def check_settings(folder: RunFolder, config: TrainingConfig, reward: str | None) -> dict[str, list[Any]]:
@@ -84,5 +106,10 @@ def reap_dead(folder: RunFolder, kind: str, own: str) -> None:
 
 
 def was_evaluated(folder: Path) -> bool:
-    """Whether a run was to be evaluated: it had at least begun with it, and a resumed one goes on so."""
-    return any(event.get("label") == "before" for event in scan(folder, ("evaluation_start",)))
+    """Whether the last part of a run was to be evaluated; of older logs, whether one had at least begun with it."""
+    told = [event["evaluate"] for event in scan(folder, ("run_start",)) if "evaluate" in event]
+    return (
+        bool(told[-1])
+        if told
+        else any(event.get("label") == "before" for event in scan(folder, ("evaluation_start",)))
+    )

@@ -43,7 +43,7 @@ from .grading import check_graders, name_of
 from .halt import Halt, Stopped
 from .job import TrainingJob
 from .preflight import check_training
-from .resuming import begin_log, check_settings, check_step, measured_before, reap_dead
+from .resuming import begin_log, check_settings, check_step, measured_before, reap_dead, was_evaluated
 from .selection import Selection, all_held_out
 from .tasks import Task, load_tasks
 from .trust import make_grader, trust_in
@@ -68,7 +68,7 @@ class TrainingRun:
         output: str | os.PathLike[str],
         *,
         tasks: Sequence[Task] | None = None,
-        evaluate: bool = False,
+        evaluate: bool | None = None,
         resume: bool = False,
         from_step: int | None = None,
         server: tuple[str, str] | None = None,
@@ -78,13 +78,13 @@ class TrainingRun:
         """Check what can be checked without starting anything.
 
         tasks: what to train on; by default what config.tasks names. evaluate: measure the split held-out, and each that
-        is named held-out-..., before and after. resume: go on in a used folder, with the settings that must stay the
-        same; from_step: from the checkpoint after so many steps, one of those that are kept, and without the steps after
-        it. server: (URL, key) of a Tinker-compatible server; by default the laptop preset starts its own, and others
-        read TINKER_BASE_URL and TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the
-        run's end. reward: called with the task, the attempt and its verdict, and returns a number between 0 and 1, in
-        place of 1 for resolved and 0 for all else; never asked about an infrastructure fault, nor in evaluations, which
-        count what was resolved.
+        is named held-out-..., before and after; by default a new run doesn't, and one that is resumed does if it did
+        before. resume: go on in a used folder, with the settings that must stay the same; from_step: from the checkpoint
+        after so many steps, one of those that are kept, and without the steps after it. server: (URL, key) of a
+        Tinker-compatible server; by default the laptop preset starts its own, and others read TINKER_BASE_URL and
+        TINKER_API_KEY. sandboxes: what opens them, instead of config.sandbox; closed at the run's end. reward: called
+        with the task, the attempt and its verdict, and returns a number between 0 and 1, in place of 1 for resolved and
+        0 for all else; never asked about an infrastructure fault, nor in evaluations, which count what was resolved.
         Raises RunError, TaskError and GradingUnavailable.
         """
         self.config = config = anywhere(config)
@@ -107,6 +107,8 @@ class TrainingRun:
         if self._server_address is None:
             model_folder(config)
         train = list(tasks) if tasks is not None else load_tasks(config.tasks)
+        if evaluate is None:
+            evaluate = self._resumed and was_evaluated(self.folder.events)
         self._tasks = Selection(config, self.folder, train, all_held_out(config) if evaluate else [])
         check_graders([*self._tasks.train, *self._tasks.held_out])
         self._sandboxes, self._reward = sandboxes, reward
@@ -290,7 +292,7 @@ class TrainingRun:
             evaluate_splits, tasks.held_out, runner=attempts, folder=folder, config=config, halt=halt
         )
         if tasks.held_out:
-            done = measured_before(folder)
+            done = measured_before(folder, tasks.held_out, config.evaluation_attempts)
             self.evaluations.extend(measure(service.base_sampler(), label="before", done=done))
         self._phase("training")
         jobs = [self._job(n, service, client, attempts, halts[n]) for n, client in enumerate(clients)]
@@ -308,7 +310,8 @@ class TrainingRun:
     def _begin(self) -> Trust:
         """Log the start and which tasks are not used; returns what is known of all of them."""
         tasks, reward = self._tasks, name_of(self._reward)
-        begin_log(self.folder, self.config, run=self.id, reward=reward, resumed=self._resumed)
+        measured, resumed = bool(tasks.held_out), self._resumed
+        begin_log(self.folder, self.config, run=self.id, reward=reward, evaluate=measured, resumed=resumed)
         if self._reward is not None:
             self._say(f"attempts in training earn what {reward} makes of their verdicts")
         trust = trust_in([*tasks.train, *tasks.held_out])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from conftest import FINAL
 
-from swegym_tutorial import TrainingConfig, load_tasks
+from swegym_tutorial import TrainingConfig, TrainingRun, load_tasks
 from swegym_tutorial.attempts import AttemptRunner
 from swegym_tutorial.evaluate import evaluate_splits
 from swegym_tutorial.events import EventReader, RunFolder
@@ -16,6 +17,7 @@ from swegym_tutorial.halt import Halt
 from swegym_tutorial.resuming import begin_log, measured_before, was_evaluated
 from swegym_tutorial.rollout import Sample
 from swegym_tutorial.summary import RunSummary
+from swegym_tutorial.tasks import Task
 from swegym_tutorial.words import held_out, held_out_splits
 
 SPLITS = ("held-out", "held-out-a", "held-out-b")
@@ -34,8 +36,17 @@ def events(folder: RunFolder, *names: str) -> list[dict]:
     return [event for event in EventReader(folder.path).read() if event["event"] in names]
 
 
+def held_out_tasks() -> list[Task]:
+    """One of each split."""
+    return [replace(task, split=split) for task, split in zip(load_tasks()[:3], SPLITS, strict=True)]
+
+
+def measured(folder: RunFolder) -> set[str]:
+    return measured_before(folder, held_out_tasks(), CONFIG.evaluation_attempts)
+
+
 def test_a_new_folder_has_nothing_measured(tmp_path, folder):
-    assert measured_before(RunFolder(tmp_path / "none")) == measured_before(folder) == set()
+    assert measured(RunFolder(tmp_path / "none")) == measured(folder) == set()
 
 
 def test_only_what_was_measured_of_the_base_in_a_run_counts(folder):
@@ -43,7 +54,29 @@ def test_only_what_was_measured_of_the_base_in_a_run_counts(folder):
     folder.log("evaluation", label="before", job="base", split="held-out", attempts=2, resolved=0)
     folder.log("evaluation", label="after", job="train-job0", split="held-out-a", attempts=2, resolved=1)
     folder.log("evaluation", label="held-out-c-20261130-080000", job="base", split="held-out-c", attempts=2)
-    assert measured_before(folder) == {"held-out"}
+    assert measured(folder) == {"held-out"}
+
+
+def test_only_what_was_measured_of_the_same_tasks_as_often_counts(folder):
+    """Else "before" would be of other attempts than "after": evaluation_tasks may change, and a task may be missing."""
+    first, second = (replace(task, split="held-out") for task in load_tasks()[:2])
+    names = [first.instance_id, second.instance_id]
+
+    def measure(lost: int = 0, **tasks: list[int]) -> None:
+        graded = sum(attempts for attempts, _ in tasks.values())
+        fields = {"job": "base", "split": "held-out", "attempts": graded, "resolved": 0, "lost": lost}
+        folder.log("evaluation", label="before", **fields, tasks=tasks)
+
+    measure(**{name: [2, 0] for name in names})
+    assert measured_before(folder, [first, second], 2) == {"held-out"}
+    assert measured_before(folder, [first], 2) == measured_before(folder, [first, second], 4) == set()
+    assert measured_before(folder, [first, replace(second, instance_id="me__own-1")], 2) == set()
+    assert measured_before(folder, [first], 4) == set()  # as many attempts, but others
+    measure(lost=3, **{names[1]: [1, 0]})
+    assert measured_before(folder, [first, second], 2) == {"held-out"}  # whatever faults took
+    measure(**{names[0]: [2, 0]})
+    assert measured_before(folder, [first, second], 2) == set()  # the last one is what is shown
+    assert measured_before(folder, [first], 2) == {"held-out"}
 
 
 def test_a_line_that_a_kill_has_cut_tells_of_no_measuring(folder):
@@ -51,18 +84,19 @@ def test_a_line_that_a_kill_has_cut_tells_of_no_measuring(folder):
         folder.log("evaluation", label="before", job="base", split=split, attempts=2, resolved=0)
     whole = folder.events.read_bytes()
     folder.events.write_bytes(whole[:-20])
-    assert measured_before(folder) == {"held-out"}
+    assert measured(folder) == {"held-out"}
 
 
 def test_the_start_tells_the_settings_and_after_a_kill_what_was_under_way(folder):
-    begin_log(folder, CONFIG, run="first-1", reward=None, resumed=False)
+    begin_log(folder, CONFIG, run="first-1", reward=None, evaluate=True, resumed=False)
     key = {"phase": "evaluation-before", "job": "base", "group": 0, "attempt": 0}
     folder.log("rollout_start", **key, instance_id="me__own-1", policy_version=0)
-    begin_log(folder, CONFIG, run="first-2", reward="half", resumed=True)
+    begin_log(folder, CONFIG, run="first-2", reward="half", evaluate=False, resumed=True)
     first, unfinished, second = events(folder, "run_start", "attempt_unfinished")
     assert unfinished["event"] == "attempt_unfinished" and unfinished["instance_id"] == "me__own-1"
-    assert (first["run"], first["reward"], first["resumed"]) == ("first-1", None, False)
-    assert (second["run"], second["reward"], second["resumed"]) == ("first-2", "half", True)
+    fields = ("run", "reward", "evaluate", "resumed")
+    assert [first[name] for name in fields] == ["first-1", None, True, False]
+    assert [second[name] for name in fields] == ["first-2", "half", False, True]
     for name in ("preset", "steps", "clients", "groups_per_batch"):
         assert first[name] == second[name] == getattr(CONFIG, name)
 
@@ -90,19 +124,18 @@ def killed_in(folder: RunFolder, split: str) -> None:
 
 
 def test_a_run_that_was_killed_in_its_second_split_measures_that_and_the_third(tmp_path, chat, sandboxes):
-    tasks = [replace(task, split=split) for task, split in zip(load_tasks()[:3], SPLITS, strict=True)]
+    tasks = held_out_tasks()
 
     def part(n: int) -> list[str]:
         """One part of a run, as far as its training; returns the splits that it measures."""
         folder = RunFolder(tmp_path / "run")
         folder.open()
-        begin_log(folder, CONFIG, run=f"run-{n}", reward=None, resumed=n > 0)
+        begin_log(folder, CONFIG, run=f"run-{n}", reward=None, evaluate=True, resumed=n > 0)
         runner = AttemptRunner(chat, sandboxes, Grader(sandboxes, CONFIG), folder, CONFIG)
-        done = measured_before(folder)
-        measured = evaluate_splits(
-            tasks, Resigned(chat), runner, folder, CONFIG, label="before", halt=Halt(), done=done
+        results = evaluate_splits(
+            tasks, Resigned(chat), runner, folder, CONFIG, label="before", halt=Halt(), done=measured(folder)
         )
-        found = [result.split for result in measured]
+        found = [result.split for result in results]
         folder.close()
         return found
 
@@ -110,7 +143,7 @@ def test_a_run_that_was_killed_in_its_second_split_measures_that_and_the_third(t
     assert part(0) == list(SPLITS)
     begun = events(folder, "rollout_start")
     killed_in(folder, "held-out-a")
-    assert measured_before(folder) == {"held-out"}
+    assert measured(folder) == {"held-out"}
     assert part(1) == ["held-out-a", "held-out-b"]
     assert [e["split"] for e in events(folder, "evaluation")] == list(SPLITS)
     (unfinished,) = events(folder, "attempt_unfinished")
@@ -124,7 +157,7 @@ def test_a_run_that_was_killed_in_its_second_split_measures_that_and_the_third(t
     summary.update(EventReader(folder.path).read())
     assert held_out_splits(summary) == list(SPLITS) and summary.unfinished == 1
     assert [held_out(summary, split)[0].attempts for split in SPLITS] == [2, 2, 2]
-    assert measured_before(folder) == set(SPLITS) and part(2) == []
+    assert measured(folder) == set(SPLITS) and part(2) == []
 
 
 def test_a_run_that_was_killed_in_its_first_evaluation_is_resumed_with_it(tmp_path):
@@ -137,3 +170,24 @@ def test_a_run_that_was_killed_in_its_first_evaluation_is_resumed_with_it(tmp_pa
     folder.log("evaluation_start", label="before", job="base", split="held-out", attempts=2)
     folder.close()
     assert was_evaluated(folder.path)
+
+
+def test_a_run_that_was_killed_before_its_first_evaluation_is_resumed_with_it(folder):
+    begin_log(folder, CONFIG, run="first-1", reward=None, evaluate=True, resumed=False)
+    assert was_evaluated(folder.events)
+    begin_log(folder, CONFIG, run="first-2", reward=None, evaluate=False, resumed=True)
+    assert not was_evaluated(folder.events)  # it was told not to
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_who_resumes_a_run_and_says_nothing_of_measuring_has_it_as_it_was(tmp_path, evaluate):
+    config = TrainingConfig.laptop()
+    folder = RunFolder(tmp_path)
+    folder.open()
+    begin_log(folder, config, run="first-1", reward=None, evaluate=evaluate, resumed=False)
+    folder.close()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
+    assert bool(TrainingRun(config, tmp_path, resume=True)._tasks.held_out) is evaluate
+    assert TrainingRun(config, tmp_path, resume=True, evaluate=True)._tasks.held_out
+    assert not TrainingRun(config, tmp_path, resume=True, evaluate=False)._tasks.held_out
+    assert not TrainingRun(config, tmp_path / "new")._tasks.held_out

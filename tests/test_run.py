@@ -677,20 +677,21 @@ def test_a_run_can_go_back_to_an_earlier_step_and_comes_to_the_same(three_steps,
 def test_a_resumed_run_measures_the_base_on_the_splits_that_are_left(copied):
     with RunFolder(copied).events.open(
         "a"
-    ) as log:  # as a part has written that was killed after its first split
-        counts = {"policy_version": 0, "attempts": 1, "resolved": 0, "lost": 0}
-        line = {"time": 1.0, "event": "evaluation", "label": "before", "job": "base", "split": "held-out"}
-        log.write(json.dumps({**line, **counts}) + "\n")
+    ) as log:  # as a part has written that was killed between two splits
+        line = {"time": 1.0, "event": "evaluation", "label": "before", "job": "base", "policy_version": 0}
+        for split, attempts in (("held-out", 1), ("held-out-families", 20)):  # of which one is measured now
+            counts = {"split": split, "attempts": attempts, "resolved": 0, "lost": 0}
+            log.write(json.dumps({**line, **counts}) + "\n")
     config = TrainingConfig.laptop(**EXACT, steps=3, evaluation_tasks=1, evaluation_attempts=1)
     run = TrainingRun(config, copied, resume=True, evaluate=True).start()
     run.wait()
     splits = ["held-out", "held-out-phrasings", "held-out-families"]
     measured = [(e["label"], e["job"], e["split"]) for e in events(copied, "evaluation")]
     assert measured == [
-        *(("before", "base", split) for split in splits),
+        *(("before", "base", split) for split in ("held-out", "held-out-families", *splits[1:])),
         *(("after", "train-job0", split) for split in splits),
     ]
-    assert [(e.label, e.split) for e in run.evaluations] == [(of[0], of[2]) for of in measured[1:]]
+    assert [(e.label, e.split) for e in run.evaluations] == [(of[0], of[2]) for of in measured[2:]]
     begun = [(e["phase"], e["group"]) for e in events(copied, "rollout_start")]
     evaluated = [each for each in begun if each[0].startswith("evaluation")]
     assert evaluated == [("evaluation-before", n) for n in (1, 2)] + [
