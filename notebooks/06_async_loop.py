@@ -13,7 +13,7 @@
 # |---|---|
 # | **Goal** | See attempts, grading and training side by side on a measured timeline, know what that costs, and stop and resume a run. |
 # | **You need** | [00_quickstart](00_quickstart.ipynb) for the words, [05_minibatches](05_minibatches.ipynb) for advantages and the clip. |
-# | **Time** | About 20 minutes to read; the cells run in two minutes. |
+# | **Time** | About 20 minutes to read; the cells run in under two minutes on two cores. |
 # | **Cost** | None: no account, no GPU, no network. |
 #
 # ## Two ways to run a loop
@@ -93,8 +93,8 @@ timeline(folder / "synchronous")
 # Read it from left to right. Each bar on top is an attempt, in the colour of its policy: dark while the model writes,
 # pale while its sandbox works. When the last attempt of a batch is graded, the trainer gets its turn; the black end of
 # its bar is the publication. Then all begins anew, in the next colour: no colour ever reaches over a dashed line. The
-# trainer's bar has the colour of the policy that it makes; after four, colours repeat. Its hatched part is waiting. White gaps
-# above are workers with nothing to do: no more than four groups may be under way (`inflight_groups`).
+# trainer's bar has the colour of the policy that it makes; after four, colours repeat. Its hatched part is waiting.
+# White gaps above are workers with nothing to do: no more than four groups may be under way (`inflight_groups`).
 #
 # ## 3. Side by side
 #
@@ -151,9 +151,10 @@ print(f"\nasynchronous / synchronous: {seconds['asynchronous'] / seconds['synchr
 
 # %% [markdown]
 # Do not read much into the last number: it differs from run to run. Here one pair of cores does everything. It samples
-# tokens, runs the shells and the tests, and computes gradients, so that what is done *beside* training takes its time from
-# training. What can be gained is what lay idle before. The last column shows some of it: no more than two gradings go on at once,
-# and where the loop takes turns the graders have nothing to do at the start of each batch and while the trainer works.
+# tokens, runs the shells and the tests, and computes gradients, so that what is done *beside* training takes its time
+# from training. What can be gained is what lay idle before. The last column shows some of it: no more than two gradings
+# go on at once, and where the loop takes turns the graders have nothing to do at the start of each batch and while the
+# trainer works.
 #
 # In a full run the trainer, the samplers and the sandboxes are different machines. Then a second of waiting is a
 # second lost, and nothing is slowed down by being beside something else.
@@ -249,9 +250,9 @@ for name, config in (("synchronous", synchronous), ("asynchronous", asynchronous
 # ## 7. What pays for it
 #
 # To train on another policy's attempts is a small mistake each time, and something has to make up for it. That is the
-# *ratio* of [05_minibatches](05_minibatches.ipynb): how likely the policy finds a token now, divided by how likely it was when
-# it was sampled. The loss multiplies by it, which corrects for tokens that have become more or less likely since;
-# and it is clipped at 0.8 and 1.28, where a correction would get too large to be trusted.
+# *ratio* of [05_minibatches](05_minibatches.ipynb): how likely the policy finds a token now, divided by how likely it
+# was when it was sampled. The loss multiplies by it, which corrects for tokens that have become more or less likely
+# since; and it is clipped at 0.8 and 1.28, where a correction would get too large to be trusted.
 #
 # So how far does a policy move? All versions of the first run are still in its folder. We start its server again,
 # and ask each version for the log-probabilities of the same tokens: those that version 0 sampled.
@@ -300,9 +301,9 @@ plt.show()
 # %% [markdown]
 # **What you should see.** One publication away nearly every token lies between the clips, and the correction is
 # small. It widens with each publication, and a token whose weight would push it further beyond its clip adds no
-# gradient: such attempts cost as much as others and teach less. Section 5 showed that more than one publication gains next
-# to nothing, so there is no reason to pay for it. (The steps of this tiny model are
-# large, with a learning rate of 0.001. The full run's is a thousand times smaller.)
+# gradient: such attempts cost as much as others and teach less. Section 5 showed that more than one publication gains
+# next to nothing, so there is no reason to pay for it. (The steps of this tiny model are large, with a learning rate of
+# 0.001. The full run's is a thousand times smaller.)
 #
 # ## 8. Pause, stop, go on
 #
@@ -311,8 +312,9 @@ plt.show()
 # group comes next, and which were under way.
 #
 # We let the asynchronous run go on in its folder, for three more batches; `resume=True` allows that. After the first
-# of them we count its threads (the trainer is the job's own, `train-job0`; *references* has work only where a KL term needs the base model), and then *pause* it: attempts under way end, and no new one begins. Then we *stop*
-# it for good: `wait()` comes back within two seconds, the batch being filled is dropped, and the checkpoint stands.
+# of them we count its threads (the trainer is the job's own, `train-job0`; *references* has work only where a KL term
+# needs the base model), and then *pause* it: attempts under way end, and no new one begins. Then we *stop* it for good:
+# `wait()` comes back within two seconds, the batch being filled is dropped, and the checkpoint stands.
 
 
 # %%
@@ -385,19 +387,21 @@ print("advantages:", advantages(partial["rewards"]).round(2).tolist())
 #
 # ## 10. What the attempts looked like meanwhile
 #
-# A reward tells whether attempts succeed, not how they go about it. So the log's `episode` events also hold the *habits* of each
-# attempt: did it look before it edited, did it run the tests? And each `step_done` event holds how many of its attempts
-# had each. Here is their share, step by step, through the stop, the resume and the lost sandboxes of the asynchronous run:
+# A reward tells whether attempts succeed, not how they go about it. So the log's `episode` events also hold the
+# *habits* of each attempt: did it look before it edited, did it run the tests? And each `step_done` event holds how
+# many of its attempts had each. Here is their share, step by step, through the stop, the resume and the lost sandboxes
+# of the asynchronous run:
 
 # %%
 summary = summarise(folder / "asynchronous")
 picture(habit_figure(summary), habit_text(summary))
 
 # %% [markdown]
-# **What you should see.** A point for each step, those before the stop and those after it: a stop costs the batch that is being
-# filled, and nothing that was learned. So few steps are only a beginning ([00_quickstart](00_quickstart.ipynb) takes more of them), and each
-# point is the share of a few dozen attempts, so that the curves jump. Such curves are worth a look in any run: a reward may rise
-# for reasons that nobody wants, and what the agent does tells more than what it earns.
+# **What you should see.** A point for each step, those before the stop and those after it: a stop costs the batch that
+# is being filled, and nothing that was learned. So few steps are only a beginning ([00_quickstart](00_quickstart.ipynb)
+# takes more of them), and each point is the share of a few dozen attempts, so that the curves jump. Such curves are
+# worth a look in any run: a reward may rise for reasons that nobody wants, and what the agent does tells more than what
+# it earns.
 #
 # ## Summary
 #
