@@ -145,10 +145,10 @@ class AttemptRunner:
             return None
         try:
             whole = rollout.whole()  # read once
-            habits = habits_of(whole.turns)
             if self._reward is not None and not _is_evaluation(identity):
                 verdict = rewarded(task, whole, verdict, self._reward)
             self._folder.save_episode(self._where(identity), whole, verdict)
+            habits = habits_of(whole.turns)
         except RecordingLost as error:
             self._lose(identity, f"RecordingLost: {error}")
             return None

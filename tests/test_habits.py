@@ -80,7 +80,8 @@ def test_within_one_command_too():
 
 def test_several_commands_of_one_turn_are_taken_in_their_order():
     turn = Turn((LOOK, FIX, CHECK), (Result(), Result(), Result()))
-    assert habits_of([turn]) == {"look": True, "act": True, "line": True, "check": True}
+    # What it shows was not known when the edit was written.
+    assert habits_of([turn]) == {"look": False, "act": True, "line": True, "check": True}
     cut = Turn((LOOK, FIX), (Result(),))  # the second was never run
     assert habits_of([cut]) == {"look": True, "act": False}
 
@@ -99,6 +100,14 @@ def test_several_commands_of_one_turn_are_taken_in_their_order():
         "{ sed -i 3d a.py; }",
         "bash -lc \"cd src && sed -i '3s/a/b/' a.py\"",
         "perl -i -pe 's/a/b/ if $. == 3' x.py",
+        "# Now let's fix it\nsed -i 3d a.py",
+        "sed -i -e'3s/x/y/' a.py",
+        "sed -i '{3s/a/b/}' a.py",
+        "sed -i '3{s/a/b/;s/c/d/}' a.py",
+        "sed -i $'3s/x/y/' a.py",
+        "sed -i '3s/a/b/;/def f/s/c;/d/' a.py",
+        "sed -i '3a\\\n    x = 1\n' a.py",
+        "sed -i '10,12d' a.py",
     ],
 )
 def test_edits_of_lines_are_seen(command):
@@ -117,6 +126,15 @@ def test_edits_of_lines_are_seen(command):
         "grep -rl foo | xargs sed -i 's/a/b/g'",
         "find . -name '*.py' -exec sed -i 's/a/b/' {} \\;",
         "for f in *.py; do sed -i 's/a/b/' $f; done",
+        "sed -i '1,200s/x/y/g' a.py",
+        "sed -i '0~1s/x/y/g' a.py",
+        "sed -i '/./s/x/y/g' a.py",
+        "sed -i '1, $ s/x/y/g' a.py",
+        "sed -i '0,/x/s/x/y/' a.py",
+        "sed -i '3s/a/b/\ns/x/y/g' a.py",
+        "sed -i '3s/a/b/;s/x/y/g' a.py",
+        "sed -i $'s/x/y/' a.py",
+        "sed -i ':a;N;$!ba;s/x/y/' a.py",
         "perl -pi -e 's/a/b/' x.py",
         "perl -p -i -e 's/a/b/g' x.py",
     ],
@@ -141,6 +159,14 @@ def test_replacements_in_whole_files_are_seen(command):
         "python3 -c \"open('a', 'w').write('x')\"",
         "python3 -c \"open('a', mode='a')\"",
         "python make.py > src/a.py",
+        "echo 2 > a.py",
+        "cp /tmp/fixed.py src/a.py",
+        "git -C src apply x.patch",
+        "bash <<'E'\ncat > a.py <<'F'\nx\nF\nE",
+        "str_replace_editor str_replace a.py",
+        "python -c \"import os; f = open(os.path.join('a', 'b.py'), 'w')\"",
+        "python -c \"Path('a').open('w')\"",
+        "sed -i -f x.sed a.py",
     ],
 )
 def test_of_other_editors_the_lines_are_not_told(command):
@@ -167,6 +193,13 @@ def test_of_other_editors_the_lines_are_not_told(command):
         "cat a.py > /tmp/copy",
         "cat a.py | tee /tmp/copy",
         "tree; wc -l a.py",
+        "git -C src --no-pager log",
+        "python -c \"print(open('a.py').read())\"",
+        "python -c \"print(open('a', 'r').read())\"",
+        "# Let's look\ncat a.py",
+        "cat a.py  # the loop's bound",
+        "echo $((1<<2))\ncat a.py",
+        "echo $'it\\'s'; cat a.py",
     ],
 )
 def test_reading_is_no_edit(command):
@@ -177,8 +210,14 @@ def test_reading_is_no_edit(command):
     "command",
     [
         "python -c 'print(1 > 0)'",
-        "python -c \"print(open('a.py').read())\"",
-        "python -c \"print(open('a', 'r').read())\"",
+        "python -c \"import sys; sys.stdout.write('x')\"",
+        "python -c \"open('/tmp/o', 'w').write('x')\"",
+        "python -c \"from pathlib import Path; Path('/tmp/o').write_text('x')\"",
+        "cat > reproduce.py <<'E'\nprint(1)\nE",
+        "git apply --check fix.patch",
+        "patch --dry-run -p1 < x",
+        "perl -Ilib -MList::Util=sum -e 'print 1'",
+        "# first; sed -i s/a/b/ x.py",
         "echo 'a => b'",
         "pytest > out.txt",
         "pytest 2>&1 | tee log",
@@ -213,6 +252,15 @@ def test_what_prints_or_runs_is_no_edit_and_no_looking(command):
         "nosetests",
         "cd src && PYTHONPATH=. timeout 60 python -m pytest 2>&1 | tail -5",
         "bash -c 'pytest -q'",
+        "# Let's run the tests\npytest -q",
+        "conda run -n testbed pytest",
+        "uv run pytest -q",
+        "coverage run -m pytest",
+        "python setup.py test",
+        "bin/test sympy",
+        "timeout -s KILL 60 pytest",
+        "env -u FOO pytest",
+        "cat > a.txt <<'E'\n" + 3000 * "a line\n" + "E\npytest -q",
     ],
 )
 def test_test_runs_of_many_kinds_are_seen(command):
@@ -230,6 +278,16 @@ def test_test_runs_of_many_kinds_are_seen(command):
         "echo pytest",
         "make install",
         "git add tests/test_a.py",
+        "ls # then; pytest",
+        "pytest --version",
+        "pytest --collect-only",
+        "command -v pytest",
+        "which pytest",
+        "test -f a.py",
+        ("python -m pytest", Result(1, "/usr/bin/python: No module named pytest")),
+        ("cd /repo && pytest -q", Result(1, "bash: line 1: cd: /repo: No such file or directory")),
+        ("pytest | tail", Result(0, "bash: line 1: pytest: command not found")),
+        ("pytest -k x | tail", Result(0, "no tests ran in 0.01s")),
         ("pytest", 127),
         ("pytest tests/none", 4),
         ("pytest -k none", 5),
@@ -239,12 +297,33 @@ def test_what_only_names_tests_or_could_not_run_them_is_no_test_run(command):
     assert habits(FIX, command)["check"] is False
 
 
+def test_in_a_chain_the_output_tells_how_far_it_came():
+    missing = Result(2, "sed: can't read none.py: No such file or directory")
+    assert habits((f"sed -i 3d none.py && {CHECK}", missing)) == {"look": False, "act": False, "line": True}
+    failing = Result(1, "1 failed, 2 passed in 0.1s")
+    found = habits((f"{FIX} && pytest", failing))
+    assert found["act"] and found["check"] and found["repair"] is False
+    assert habits(("git apply x.patch && echo applied", Result(1, "error: patch failed")))["act"] is False
+    assert habits(FIX, ("cd src && pytest && echo well", failing))["repair"] is False
+    assert habits(FIX, ("cd src && pytest && false", Result(1, "2 passed in 0.1s")))["check"] is True
+
+
 def test_behind_a_pipe_the_output_tells_whether_tests_failed():
     piped = "pytest 2>&1 | tail -5"
     assert habits(FIX, (piped, Result(0, "2 failed, 3 passed in 0.1s")))["repair"] is False
     assert habits(FIX, (piped, Result(0, "FAILED tests/a.py::b")))["repair"] is False
     assert habits(FIX, ("pytest; true", Result(0, "1 error in 0.1s")), FIX)["repair"] is True
     assert "repair" not in habits(FIX, (piped, Result(0, "5 passed, 0 failed in 0.1s")))
+    assert habits(FIX, (piped, Result(0, "\x1b[31m1 failed\x1b[0m in 0.1s")))["repair"] is False
+    for framed in (
+        "bash -c 'pytest -q' | tail -3",
+        "bash -c 'pytest -q' || true",
+        "bash -c 'pytest'; echo done",
+    ):
+        assert habits(FIX, (framed, Result(0, "1 failed in 0.1s")))["repair"] is False
+    assert habits(FIX, ("make test | tail", Result(0, "make: *** [test] Error 1")))["repair"] is False
+    for well in ("5 passed\nFound 2 errors in 1 file", "ERROR root: x\n5 passed in 0.1s"):
+        assert "repair" not in habits(FIX, (piped, Result(0, well)))
     assert "repair" not in habits(FIX, ("pytest", Result(137, "", timed_out=True)))
 
 
@@ -270,6 +349,7 @@ def test_behind_a_pipe_the_output_tells_whether_tests_failed():
 def test_whatever_a_model_writes_is_read_in_time_proportional_to_its_length(piece):
     began = time.process_time()
     habits(piece * 60_000, "python -c '" + piece.replace("'", "") * 60_000 + "'")
+    habits("sed -i '" + piece.replace("'", "") * 60_000 + "' a.py")
     habits((FIX, Result(0, piece * 60_000)), ("pytest | tail", Result(0, piece * 60_000)))
     assert (
         time.process_time() - began < 10
