@@ -62,14 +62,16 @@ class Proxy:
             yield data
 
     def _answers(self, source: socket.socket) -> Iterator[bytes]:
-        received = self._received(source)
+        received, before = self._received(source), b""  # before: an answer's head may come in parts
         for data in received:
-            if not (head := _OUTPUT.search(data)):
+            if not (head := _OUTPUT.search(before + data)):
                 yield data
+                before = (before + data)[-4096:]
                 continue
             if self.output is not None:
-                yield data[: head.end()]
-                yield from self.output(itertools.chain([data[head.end() :]], received))
+                begin = head.end() - len(before)
+                yield data[:begin]
+                yield from self.output(itertools.chain([data[begin:]], received))
             with contextlib.suppress(OSError):
                 source.shutdown(socket.SHUT_RDWR)
 

@@ -232,7 +232,12 @@ FILL = "import os; os.set_blocking(1, False)\nwhile True: os.write(1, b'x' * 409
         ("printf begun; kill -9 0", r"begun", 137),
         ("printf begun; sleep 1000", r"begun", 124),
         ("printf begun; (while :; do printf y; done) & sleep 0.1", r"beguny*", 0),
-        (f'python -c "{FILL}" 2> /dev/null; exit 3', r"x{4096,}", 3),
+        # Who reads as fast as it writes gets more than is kept.
+        (
+            f'python -c "{FILL}" 2> /dev/null; exit 3',
+            r"x{4096,}(\n\[\.\.\. \d+ bytes left out \.\.\.\]\nx+)?",
+            3,
+        ),
     ],
 )
 def test_output_is_whole_whatever_the_command_does_to_it(
