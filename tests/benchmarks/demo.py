@@ -15,13 +15,14 @@ import argparse
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from swegym_tutorial.bundled.generate import SEED, drafts
 from swegym_tutorial.events import scan
 from swegym_tutorial.records import StepResult
 from swegym_tutorial.terminal import summarise
@@ -136,6 +137,29 @@ def print_phases(runs: list[Run]) -> None:
         print(f"| a processor's time: {name} | {seconds:.1f} | {seconds / whole:.2f} at once |")
 
 
+def print_families(runs: list[Run]) -> None:
+    """Print what share of each family's held-out attempts the trained policies resolved, over all runs, and the
+    training tasks that the policies of the last six steps resolved least."""
+    families: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+    tasks: defaultdict[str, list[bool]] = defaultdict(list)
+    worlds = {f"bundled__{draft.name}": draft for draft in drafts(SEED)}
+    for done in runs:
+        episodes = [event for event in scan(done.folder, ("episode",)) if event["reward"] is not None]
+        newest = max(event["policy_version"] for event in episodes)
+        for event in episodes:
+            name, resolved = event["instance_id"], event["outcome"] == "resolved"
+            if event["phase"] == "evaluation-after":
+                families[worlds[name].split, worlds[name].world.target.family.name].append(resolved)
+            elif not event["phase"].startswith("evaluation") and event["policy_version"] >= newest - 6:
+                tasks[name].append(resolved)
+    print("\n| split | family | resolved after training |", "|---|---|---|", sep="\n")
+    for (split, family), told in sorted(families.items()):
+        print(f"| {split} | {family} | {sum(told) / len(told):.2f} of {len(told)} |")
+    for name, told in sorted(tasks.items(), key=lambda each: sum(each[1]) / len(each[1]))[:3]:
+        family = worlds[name].world.target.family.name
+        print(f"| train, last six steps | {family}: {name} | {sum(told) / len(told):.2f} of {len(told)} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -153,6 +177,7 @@ def main() -> int:
         good = good and held
         print(text, "" if held else " <- a bound was missed", flush=True)
     print_phases(runs)
+    print_families(runs)
     return 0 if good else 1
 
 

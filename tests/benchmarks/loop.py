@@ -33,6 +33,8 @@ COLUMNS = (
     "attempts used",
     "stale groups",
     "first batch",
+    "last batch",
+    "begun in vain",
     "sleep error",
 )
 
@@ -92,6 +94,8 @@ def cells(regime: Regime, compression: float | None, times: float) -> list[str]:
         f"{kept / len(seen.groups):.2f} ({USED:.2f}), mixed {mixed:.2f}",
         f"{sum(group['fate'] == 'stale' for group in seen.groups) / len(seen.groups):.1%}",
         f"{seen.first_batch():.0f} ({FIRST * best + one:.0f})",
+        f"{max(times[-1] - times[-2] for times in seen.steps.values()):.0f}",
+        f"{len(seen.started) - len(seen.groups)} of {len(seen.started)} groups",
         f"{seen.clock_error:.1%}",
     ]
 
