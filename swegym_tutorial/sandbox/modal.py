@@ -20,6 +20,7 @@ import re
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -190,7 +191,10 @@ class ModalBackend(RemoteBackend):
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # no word of the calls that end with all else
+        # No word of the calls that end with all else, or that come after the client's end.
+        for name in ("asyncio", "synchronicity"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         with contextlib.suppress(SandboxError):
             self.close()
 

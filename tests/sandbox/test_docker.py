@@ -48,16 +48,22 @@ pytestmark = pytest.mark.slow  # the engine alone takes seconds to start
 
 
 @pytest.fixture
-def make(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make a backend with changed settings, which is closed afterwards."""
+def opened(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[contextlib.ExitStack]:
+    """What a test opens here is closed in the opposite order: the backends before the way to their engine."""
     for name, value in engine.settings.items():
         monkeypatch.setenv(name, value)
     with contextlib.ExitStack() as stack:
+        yield stack
 
-        def made(kind: type[DockerBackend] = DockerBackend, run: str = "", **changes: Any) -> DockerBackend:
-            return stack.enter_context(closing(kind(TrainingConfig.laptop(**changes), run=run)))
 
-        yield made
+@pytest.fixture
+def make(opened: contextlib.ExitStack) -> Make:
+    """Make a backend with changed settings, which is closed afterwards."""
+
+    def made(kind: type[DockerBackend] = DockerBackend, run: str = "", **changes: Any) -> DockerBackend:
+        return opened.enter_context(closing(kind(TrainingConfig.laptop(**changes), run=run)))
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -315,10 +321,13 @@ def test_no_signal_from_inside_ends_the_container(sandbox: Sandbox) -> None:
 
 
 @pytest.fixture
-def proxy(make: Make, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    with proxied(tmp_path, engine.settings["DOCKER_HOST"].removeprefix("unix://")) as made:
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{made.path}")
-        yield made
+def proxy(
+    opened: contextlib.ExitStack, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Proxy:
+    """What backends that are made after it go through."""
+    made = opened.enter_context(proxied(tmp_path, engine.settings["DOCKER_HOST"].removeprefix("unix://")))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{made.path}")
+    return made
 
 
 @pytest.mark.parametrize("seconds", [1, 100], ids=["ends meanwhile", "goes on"])

@@ -527,6 +527,30 @@ def test_case_18_a_driver_that_ends_in_the_midst_leaves_nothing(server: ModalSer
     assert said in ("", "the sandbox is closed\n")
 
 
+END_AFTER_THE_CLIENT = """
+import atexit, contextlib
+import modal
+from modal._utils.async_utils import synchronizer
+from swegym_tutorial import TrainingConfig, load_tasks
+from swegym_tutorial.sandbox import backend
+def ask_too_late():
+    synchronizer._loop.call_soon_threadsafe(synchronizer._stopping.set)
+    synchronizer._thread.join()
+    with contextlib.suppress(RuntimeError):
+        modal.App.lookup("late")
+    print("asked")
+atexit.register(ask_too_late)  # called between the backend's and the client's own
+opened = backend("modal", TrainingConfig.laptop())
+opened.open(load_tasks()[0])
+"""
+
+
+def test_a_call_that_comes_after_the_clients_end_is_not_told(server: ModalServer) -> None:
+    """A thread that still asks while all ends: the client calls its own end an unexpected death."""
+    said, _ = in_child(END_AFTER_THE_CLIENT, server.settings)
+    assert said == "asked\n"
+
+
 def test_another_machines_driver_is_not_judged() -> None:
     assert kind._is_orphan({"host": "elsewhere", "pid": "1.1"}) is None
     assert kind._is_orphan({}) is None
