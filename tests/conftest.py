@@ -10,7 +10,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-import hypothesis.strategies  # noqa: F401  # before any thread runs: pytest's parsing of imports is not thread-safe on Python 3.11
+import hypothesis.strategies  # before any thread runs: pytest's parsing of imports is not thread-safe on Python 3.11
 import pytest
 
 from swegym_tutorial import TrainingConfig, load_tasks
@@ -18,6 +18,12 @@ from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.rollout import Chat, Sample
 from swegym_tutorial.sandbox import SandboxBackend, backend
 from swegym_tutorial.tasks import Task
+
+# How long an example takes, or is drawn for, says how busy the machine is and nothing of what is tested.
+hypothesis.settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy machine")
 
 # A job in the background starts with Ctrl-C ignored, and so would the processes of these tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)

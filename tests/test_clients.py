@@ -68,10 +68,20 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_of_at_the_end(folder
 
 
 def test_where_all_fail_the_first_error_is_raised_as_it_is(folder):
+    class Second(Job):
+        """Fails when another one has failed."""
+
+        def run(self, phase: str, deadline: float) -> str:
+            while not side_by_side.errors and time.time() < deadline:
+                time.sleep(0.01)
+            return super().run(phase, deadline)
+
     halt = Halt()
-    jobs = [Job(0, halt, 0.0, NoLearningSignal("nothing mixed")), Job(1, halt, 0.2, PolicyError("gone"))]
+    jobs = [Job(0, halt, 0.0, NoLearningSignal("nothing mixed")), Second(1, halt, 0.0, PolicyError("gone"))]
+    side_by_side = clients(folder, halt, *jobs)
     with pytest.raises(NoLearningSignal, match="nothing mixed"):
-        clients(folder, halt, *jobs).run("run-1", time.time() + 60)
+        side_by_side.run("run-1", time.time() + 60)
+    assert set(side_by_side.errors) == {"train-job0", "train-job1"}
 
 
 def test_an_error_that_is_no_clients_own_ends_all(folder):

@@ -107,7 +107,9 @@ def test_what_a_killed_process_was_writing_is_gone_at_the_next_start(tmp_path: P
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "events.jsonl"]
 
 
-def test_who_looks_at_a_folder_does_not_keep_a_run_from_opening_it(tmp_path: Path) -> None:
+def test_who_looks_at_a_folder_does_not_keep_a_run_from_opening_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder(tmp_path)
     folder.open()
     assert folder.written()
@@ -115,6 +117,7 @@ def test_who_looks_at_a_folder_does_not_keep_a_run_from_opening_it(tmp_path: Pat
         RunFolder(tmp_path).open()
     folder.close()
     assert not folder.written()
+    monkeypatch.setattr(events, "OPENING", 60.0)  # a look lasts as long as the machine is busy
     with folder.events.open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         threading.Timer(0.1, looking.close).start()
@@ -321,6 +324,8 @@ def test_many_threads_record_while_attempts_are_deleted(tmp_path: Path) -> None:
         except BaseException as error:
             errors.append(error)
 
+    disk = folder._disk
+    assert disk is not None
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
     for thread in threads:
         thread.start()
@@ -329,7 +334,8 @@ def test_many_threads_record_while_attempts_are_deleted(tmp_path: Path) -> None:
     assert errors == []
     assert settled(folder) == taken(tmp_path) <= 400_000
     folder.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "episode-disk"]
+    disk._thread.join(60)
+    assert not disk._thread.is_alive()
 
 
 def test_a_full_disk_does_not_end_the_deleting(tmp_path: Path) -> None:

@@ -167,6 +167,13 @@ FAST = TrainingConfig.laptop(steps=6, rollout_workers=4)
 SOON = 60.0
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_each_step_is_one_publication_with_its_checkpoint(tmp_path):
     setup = job(tmp_path, FAST, Attempts())
     last = setup.job.run("phase", time.time() + SOON)
@@ -345,27 +352,44 @@ def test_an_error_of_the_trainer_ends_the_workers(tmp_path):
         def update(self, minibatches, step, name):
             raise PolicyError("the server is gone")
 
+    before = threading.enumerate()
     setup = job(tmp_path, FAST, Attempts(), Failing())
     with pytest.raises(PolicyError):
         setup.job.run("phase", time.time() + SOON)
-    time.sleep(0.3)
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("train-job0")]
+    assert setup.job.join(SOON)
+    new = set(threading.enumerate()) - set(before)
+    assert not [t.name for t in new if t.name.startswith("train-job0")]
 
 
 def test_stopping_while_a_batch_fills_is_quick(tmp_path):
-    setup = job(tmp_path, FAST, Attempts(seconds=lambda task: 0.2))
-    threading.Timer(0.3, setup.stop.set).start()
-    began = time.monotonic()
-    with pytest.raises(Stopped):
-        setup.job.run("phase", time.time() + SOON)
-    assert time.monotonic() - began < 10 and events(setup, "step_done") == []
+    begun, ended = threading.Event(), threading.Event()
+
+    def seconds(task):
+        begun.set()
+        ended.wait(SOON)
+        return 0.0
+
+    setup = job(tmp_path, FAST, Attempts(seconds=seconds))
+    threading.Thread(target=lambda: begun.wait(SOON) and setup.stop.set()).start()
+    try:
+        with pytest.raises(Stopped):
+            setup.job.run("phase", time.time() + SOON)
+        assert not ended.is_set() and events(setup, "step_done") == []  # no attempt was waited for
+    finally:
+        ended.set()
+    assert setup.job.join(SOON)
 
 
-def test_time_that_is_over_ends_the_job_with_what_it_has(tmp_path):
+def test_time_that_is_over_ends_the_job_with_what_it_has(tmp_path, monkeypatch):
+    def now():
+        return 100.0 if len(setup.client.batches) < 3 else 200.0  # over while the third batch is published
+
     setup = job(tmp_path, replace(FAST, steps=10_000), Attempts())
-    setup.job.run("phase", time.time() + 1.5)
+    monkeypatch.setattr("swegym_tutorial.job.time", SimpleNamespace(time=now, monotonic=time.monotonic))
+    setup.job.run("phase", 150.0)
     done = events(setup, "step_done")
-    assert 0 < len(done) < 10_000 and events(setup, "out_of_time")[0]["step"] == len(done)
+    assert len(done) >= 3 and events(setup, "out_of_time")[0]["step"] == len(done)
+    assert setup.job.join(SOON)
 
 
 def test_pausing_starts_no_more_groups(tmp_path):
@@ -373,21 +397,25 @@ def test_pausing_starts_no_more_groups(tmp_path):
 
     def until_stopped():
         with pytest.raises(Stopped):
-            setup.job.run("phase", time.time() + SOON)
+            setup.job.run("phase", time.time() + 10 * SOON)
+
+    def begun():
+        return len(setup.attempts.samplers)
 
     thread = threading.Thread(target=until_stopped)
     thread.start()
+    wait_until(begun)
+    intake = setup.job._intake
+    with intake.change:  # the producer starts a group before this, or not at all
+        setup.attempts.paused = True
+        count = intake.next_group - len(intake.left)
+    wait_until(lambda: begun() == count)
     time.sleep(0.5)
-    setup.attempts.paused = True
-    time.sleep(0.7)
-    count = len(setup.attempts.samplers)
-    time.sleep(0.5)
-    assert len(setup.attempts.samplers) == count > 0
+    assert begun() == count == intake.next_group - len(intake.left)
     setup.attempts.paused = False
-    time.sleep(0.6)
-    assert len(setup.attempts.samplers) > count
+    wait_until(lambda: begun() > count)
     setup.stop.set()
-    thread.join(10)
+    thread.join(SOON)
     assert not thread.is_alive()
 
 
@@ -425,11 +453,9 @@ def test_workers_run_everything_and_end():
     done: list[int] = []
     for i in range(50):
         workers.submit(lambda i=i: done.append(i))
-    deadline = time.monotonic() + 10
-    while len(done) < 50 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(done) == 50)
     workers.close()
-    assert workers.join(5)
+    assert workers.join(SOON)
     assert sorted(done) == list(range(50))
     assert not [t for t in threading.enumerate() if t.name.startswith("some-worker")]
 
@@ -582,10 +608,10 @@ def test_a_server_that_one_client_waits_for_holds_up_no_other_client():
         target=lambda: done.extend(referenced([], Halt())[0].minibatch([0], 0.1, unheard)), daemon=True
     )
     other.start()
-    other.join(10)
+    other.join(SOON)
     assert len(done) == 2 and thread.is_alive()
     halt.set()
-    thread.join(10)
+    thread.join(SOON)
     assert not thread.is_alive() and ends
 
 
@@ -623,7 +649,7 @@ def test_references_that_cannot_be_asked_for_keep_no_grader_and_no_group_waiting
     setup = job(tmp_path, config, Attempts(rate=lambda task: 0.5), base=base)
     thread = threading.Thread(target=lambda: setup.job.run("phase", time.time() + SOON), daemon=True)
     thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + SOON / 2
     while len(events(setup, "group")) < 3 and time.monotonic() < end:
         time.sleep(0.02)
     taken = len(events(setup, "group"))
@@ -632,7 +658,7 @@ def test_references_that_cannot_be_asked_for_keep_no_grader_and_no_group_waiting
     assert taken >= 3 and not thread.is_alive() and len(events(setup, "step_done")) == 2
     kept = {event["group"] for event in events(setup, "group") if event["fate"] == "kept"}
     assert kept <= {event["group"] for event in events(setup, "reference")}
-    assert setup.job.join(10)
+    assert setup.job.join(SOON)
 
 
 def test_a_stop_ends_those_who_ask_for_references(tmp_path):
@@ -642,7 +668,7 @@ def test_a_stop_ends_those_who_ask_for_references(tmp_path):
     threading.Timer(0.5, setup.stop.set).start()
     with pytest.raises(Stopped):
         setup.job.run("phase", time.time() + SOON)
-    assert setup.job.join(10)
+    assert setup.job.join(SOON)
 
 
 def expecting(base, log=unheard):
@@ -668,7 +694,7 @@ def test_each_attempt_of_a_group_is_asked_about_once_whoever_comes_first(taken_f
     time.sleep(0.1)
     base.up.set()
     for thread in (asker, taker):
-        thread.join(10)
+        thread.join(SOON)
     assert len(results) == 4 and sorted(base.asked) == [[1, 2, n] for n in range(4)]
     references.ask(4)
     assert len(base.asked) == 4 and references.take(mixed, Fate.KEPT) == []

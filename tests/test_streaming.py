@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -131,7 +132,7 @@ def begin(tmp_path):
     for each in made:
         each.stop.set()
         each.server.watch.close()
-        assert each.job.join(10)
+        assert each.job.join(60)
         each.folder.close()
 
 
@@ -173,14 +174,12 @@ def test_a_minibatch_goes_out_before_the_batch_is_full_and_the_log_tells_when_it
     setup = begin(replace(CONFIG, steps=1), Attempts(seconds=lambda group: 0 if group < 3 else done.wait(30)))
     thread = threading.Thread(target=run, args=(setup,))
     thread.start()
-    deadline = time.monotonic() + 20
-    while len(setup.server.trained()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(setup.server.trained()) >= 2)
     assert [len(groups) for groups in setup.server.trained()] == SIZES[:2]
     assert events(setup, "training_start") == []
     time.sleep(0.3)
     done.set()
-    thread.join(20)
+    thread.join(60)
     (step,) = events(setup, "step_done")
     assert [event["groups"] for event in events(setup, "training_start")] == [step["trained_groups"]]
     parts = [step[f"{part}_seconds"] for part in ("fill", "train", "publish")]
@@ -219,7 +218,7 @@ def test_a_try_that_fails_in_mid_batch_is_made_again_with_all_its_groups(begin, 
 
 
 def test_a_stop_in_mid_batch_saves_and_publishes_nothing(begin):
-    setup = begin(attempts=Attempts(seconds=lambda group: 0 if group < 3 else 0.5))
+    setup = begin(attempts=Attempts(seconds=lambda group: 0 if group < 3 else 0 * setup.stop.wait(60)))
     threading.Thread(target=stop_when_trained, args=(setup,)).start()
     with pytest.raises(Stopped):
         run(setup)
@@ -227,15 +226,24 @@ def test_a_stop_in_mid_batch_saves_and_publishes_nothing(begin):
 
 
 def stop_when_trained(setup):
-    deadline = time.monotonic() + 20
-    while not setup.server.trained() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(setup.server.trained)
     setup.stop.set()
 
 
-def test_the_end_of_the_hours_in_mid_batch_saves_and_publishes_nothing(begin):
-    setup = begin(attempts=Attempts(seconds=lambda group: 0 if group < 3 else 4))
-    assert run(setup, seconds=2).path == "tinker://m/sampler_weights/phase-train-job0-start"
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_end_of_the_hours_in_mid_batch_saves_and_publishes_nothing(begin, monkeypatch):
+    def now():
+        return 200.0 if setup.server.trained() else 100.0
+
+    setup = begin(attempts=Attempts(seconds=lambda group: 0 if group < 3 else 0 * setup.stop.wait(60)))
+    monkeypatch.setattr("swegym_tutorial.job.time", SimpleNamespace(time=now, monotonic=time.monotonic))
+    assert setup.job.run("phase", 150.0).path == "tinker://m/sampler_weights/phase-train-job0-start"
     nothing_was_made_of_the_batch(setup)
     assert [event["step"] for event in events(setup, "out_of_time")] == [0]
 
@@ -253,10 +261,11 @@ def test_case_33_a_missing_signal_in_mid_batch_ends_the_run_as_ever(begin):
 def test_a_workers_error_in_mid_batch_is_raised_as_it_is_and_training_not_tried_again(begin, error):
     def solved(group):
         if group == 4:
+            wait_until(setup.server.trained)
             raise error
         return 4
 
-    setup = begin(attempts=Attempts(solved=solved, seconds=lambda group: 0.02 * group))
+    setup = begin(attempts=Attempts(solved=solved))
     with pytest.raises(type(error)) as caught:
         run(setup)
     assert caught.value is error
@@ -264,10 +273,21 @@ def test_a_workers_error_in_mid_batch_is_raised_as_it_is_and_training_not_tried_
 
 
 def test_filling_is_not_told_as_waiting_for_the_server(begin):
-    setup = begin(replace(CONFIG, steps=1), Attempts(seconds=lambda group: 0 if group < 3 else 0.8))
+    done = threading.Event()
+    setup = begin(
+        replace(CONFIG, steps=1), Attempts(seconds=lambda group: 0 if group < 3 else 0 * done.wait(60))
+    )
+    calls = setup.server.watch._calls
+    thread = threading.Thread(target=run, args=(setup,))
+    thread.start()
+    wait_until(setup.server.trained)
+    wait_until(lambda: calls and all(call.since == math.inf for call in list(calls.values())))
     setup.server.ails = "it is asked though nobody waits for it"
-    run(setup)
-    assert setup.server.log == []
+    time.sleep(0.8)  # four times what is slow
+    setup.server.ails = None
+    done.set()
+    thread.join(60)
+    assert setup.server.log == [] and len(events(setup, "step_done")) == 1
 
 
 class OnDisk(Attempts):
