@@ -27,6 +27,7 @@ class Proxy:
     after: dict[str, Callable[[bytes], bytes | Response]] = field(default_factory=dict)
     calls: list[tuple[str, bytes]] = field(default_factory=list)
     url: str = ""
+    asked: bytes = b""  # the body of the call whose answer `after` is given
 
     async def forward(self, request: Request) -> Response:
         path = request.url.path.removeprefix("/api/v1/")
@@ -43,6 +44,7 @@ class Proxy:
                 content=body if changed is None else changed,
                 headers=headers | {"accept-encoding": "identity"},
             )
+        self.asked = body
         content = self.after.get(path, lambda content: content)(answer.content)
         if isinstance(content, Response):
             return content

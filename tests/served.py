@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -21,16 +22,14 @@ class Served:
 
     def __init__(self, state: Path) -> None:
         self.state, self.key = state, KEY
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it and wait until it answers."""
         self.begin()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while ailment(self.url, self.key):
             assert self._process is not None and self._process.poll() is None, "the server ended"
             assert time.monotonic() < deadline, "the server does not answer"
@@ -52,6 +51,15 @@ class Served:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+
+def free_port() -> int:
+    """Return a port that nobody has, of those that the system gives to nobody who asks for any one."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

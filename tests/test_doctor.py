@@ -22,7 +22,7 @@ def doctor(**env: str) -> tuple[int, dict[str, str]]:
     command = [sys.executable, "-m", "swegym_tutorial.cli", "doctor"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TINKER_", "DOCKER_"))}
     done = subprocess.run(
-        command, env={**clean, **NOWHERE, **env}, capture_output=True, text=True, timeout=120
+        command, env={**clean, **NOWHERE, **env}, capture_output=True, text=True, timeout=300
     )
     assert not done.stderr, done.stderr
     found = re.findall(r"^  (yes|no|NO ) +([\w-]+(?: [\w-]+)*)  ", done.stdout, re.M)

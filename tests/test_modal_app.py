@@ -133,7 +133,7 @@ def test_each_step_is_committed_and_so_is_the_end(tmp_path: Path, monkeypatch: p
     def work() -> None:
         for step in range(3):
             write_steps(tmp_path / "run", step)
-            end = 500
+            end = 3000
             while len(committed) <= step and end:
                 end -= 1
                 signal.sigtimedwait([], 0.02)

@@ -112,7 +112,7 @@ def test_a_call_whose_answer_is_lost_is_applied_once(
 
     def losing(path: str) -> Any:
         def handler(answer: bytes) -> Any:
-            body = proxy.calls[-1][1]
+            body = proxy.asked
             if body in seen:
                 return answer
             seen.add(body)
@@ -127,7 +127,7 @@ def test_a_call_whose_answer_is_lost_is_applied_once(
     with closing(PolicyService(CONFIG, (proxy.url, server.key), Halt(), log)) as service:
         values = after_two_batches(service, service.client(0), "lost")
     np.testing.assert_array_equal(values, undisturbed)
-    assert len(lost) >= 14 and not log.of("recovered")
+    assert len(lost) == len(seen) >= 14 and not log.of("recovered")
 
 
 @pytest.mark.slow
@@ -146,15 +146,12 @@ def test_a_server_that_restarts_is_waited_for_and_told_of(tmp_path: Path, undist
         again: list[Any] = []
         asking = threading.Thread(target=lambda: again.append(sampler.sample(TOKENS, 8, seed=3)))
         asking.start()
-        deadline = time.monotonic() + 60
-        while not log.of("waiting") and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: log.of("waiting"), 120)
         server.start()
         second = client.update(batch, 1, "1")
-        asking.join(90)
+        asking.join(120)
         values = service.sampler(second.sampler).logprobs(np.array(TOKENS)).result()
-        while not log.of("waiting_over") and time.monotonic() < deadline + 60:
-            time.sleep(0.1)
+        wait_until(lambda: log.of("waiting_over"), 120)
     assert again[0].tokens == before.tokens
     np.testing.assert_array_equal(values, undisturbed)
     told = log.of("waiting")[0]
@@ -230,7 +227,7 @@ def test_waiting_for_a_dead_server_ends_at_once_when_halted(tmp_path: Path) -> N
             service.base_sampler().sample(TOKENS, 4, seed=None)
         with pytest.raises(Stopped):
             service.client(0).begin()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 def test_case_21_what_is_waited_for_is_told_with_its_reason_and_its_age() -> None:
@@ -247,7 +244,7 @@ def test_case_21_what_is_waited_for_is_told_with_its_reason_and_its_age() -> Non
     first, second = log.of("waiting")
     assert first["what"] == "forward_backward" and first["reason"] == "HTTP 503" and first["seconds"] >= 0.2
     assert "short on capacity" in second["reason"]
-    watch.join(5)
+    watch.join(60)
     assert not [t for t in threading.enumerate() if t.name == "server-watch" and t is watch.thread]
 
 
@@ -278,7 +275,7 @@ def test_what_is_asked_of_an_attempt_on_disk_needs_its_recording_until_it_is_ask
     assert log.events == []
 
 
-def wait_until(condition: Any, seconds: float = 20) -> None:
+def wait_until(condition: Any, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -76,7 +76,7 @@ def run(tmp_path: Path, *arguments: str):
     }
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *arguments, "tests"]
     done = subprocess.run(
-        command, cwd=tests.parent, env=environment, capture_output=True, text=True, timeout=60
+        command, cwd=tests.parent, env=environment, capture_output=True, text=True, timeout=300
     )
     assert not (folder / "key").exists()
     return kit, (folder / "report").read_bytes(), done.stdout + done.stderr

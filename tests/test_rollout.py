@@ -39,7 +39,7 @@ def test_an_attempt_that_looks_edits_and_answers(task, chat, sandboxes, config):
 
 def test_a_repository_that_git_cannot_read_is_the_agents_doing(task, chat, sandboxes, config, monkeypatch):
     # git waits for ever for whom writes to the pipe; as a fault of the sandbox it would cost the agent nothing.
-    monkeypatch.setattr(patches, "GIT_TIMEOUT", 5.0)
+    monkeypatch.setattr(patches, "GIT_TIMEOUT", 10.0)  # of which git needs a tenth of one
     script = Script(chat, tool_call(f"{fix(task)}\nmkfifo .gitattributes"), FINAL)
     rollout = generate_rollout(task, script, chat, sandboxes, config)
     assert (rollout.patch, rollout.ending) == (b"", Ending.FINAL)

@@ -70,7 +70,7 @@ def bench(sandboxes, config):
 def patch_of(sandboxes, task, command: str) -> bytes:
     box = sandboxes.open(task)
     try:
-        result = box.exec(command, timeout=20)
+        result = box.exec(command, timeout=60)
         assert result.exit_code == 0, result.output
         return capture_patch(box, task, 20_000_000)
     finally:
@@ -322,7 +322,7 @@ def test_a_test_that_fails_as_expected_counts_where_it_did_before(theirs, sandbo
     files = {**theirs.files, "state": "base\n"}
     other = replace(theirs, files=files, test_patch=new, patch="", base_commit="")
     box = sandboxes.open(other)
-    other = replace(other, base_commit=box.exec("git rev-parse HEAD", timeout=9).output.strip())
+    other = replace(other, base_commit=box.exec("git rev-parse HEAD", timeout=60).output.strip())
     box.close()
 
     def outcome(state: str, *pass_to_pass: str):
@@ -393,7 +393,7 @@ def committed(sandboxes, task):
     """The task with the commit that its files make, graded by swegym."""
     task = replace(task, parser="swegym", test_command="", base_commit="")
     box = sandboxes.open(task)
-    commit = box.exec("git rev-parse HEAD", timeout=9).output.strip()
+    commit = box.exec("git rev-parse HEAD", timeout=60).output.strip()
     box.close()
     return replace(task, base_commit=commit)
 

@@ -215,8 +215,12 @@ def test_what_may_pass_is_tried_again(server, content, failures, capsys):
 
 
 def test_a_stalled_download_is_tried_again(server, content, monkeypatch):
+    def first(handler: Handler) -> None:
+        monkeypatch.setattr(download, "READ_TIMEOUT", 30.0)  # of the next try, on however busy a machine
+        stalled(content, 2.0)(handler)
+
     monkeypatch.setattr(download, "READ_TIMEOUT", 0.3)
-    server.answers = [stalled(content, 2.0), whole(content)]
+    server.answers = [first, whole(content)]
     assert len(load_tasks("swegym")) == 31 and len(server.paths) == 2
 
 

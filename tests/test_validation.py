@@ -327,7 +327,7 @@ def test_the_command_shows_keeps_and_writes_what_it_finds(task, tmp_path, cache)
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "swegym_tutorial.cli", "tasks", *arguments, "--tasks", str(source)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=120)
+        return subprocess.run(line, capture_output=True, text=True, env=environment, timeout=300)
 
     done = command("validate", "--times", "2", "--table", str(tmp_path / "table.md"))
     assert done.returncode == 1, done.stderr

@@ -21,7 +21,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240.0  # seconds for whatever a slow machine may take long for
-ENDING = 60.0  # seconds in which a kernel and its run must be gone
+ENDING = 120.0  # seconds in which a kernel and its run must be gone
 SERVER_ENDING = 3.0  # seconds for the server itself, which may hang when it has nothing left to do
 AS_SAVED = "as_saved"  # the folder of copies that no test changes
 MARK = "SWEGYM_TUTORIAL_BROWSER_TEST"  # in the environment of all processes of one Lab, which are found by it

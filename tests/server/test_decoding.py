@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from swegym_tutorial.server import decoding
 from swegym_tutorial.server.decoding import Decoder
 from swegym_tutorial.server.models import BaseModel
 from swegym_tutorial.server.records import (
@@ -388,12 +390,23 @@ def test_a_version_that_was_long_in_changing_is_sampled_from_for_longer(
 ) -> None:
     """Else a large model would do little but take on the weights of one version after the other."""
     decoder, answers = decoder_of(base), list[Samples | Exception]()
+    clock, step = [0.0], decoder._step
+
+    def takes(seconds: float, call: Callable[..., None]) -> Callable[..., None]:
+        def timed(*given: Any) -> None:
+            call(*given)
+            clock[0] += seconds
+
+        return timed
+
+    monkeypatch.setattr(decoding, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(decoder, "_step", takes(1.0, step))
     decoder.add(SampleJob(prompt_of(4), 4, stop_tokens=NO_STOP), answers.append)
     decoder.work(0)
-    assert not answers  # one step
-    monkeypatch.setattr(base.sampling, "activate", lambda adapter: time.sleep(1))
+    assert not answers and clock == [1.0]  # one step
+    monkeypatch.setattr(base.sampling, "activate", takes(1.0, base.sampling.activate))
     decoder.work(0)
-    assert len(answers) == 1
+    assert len(answers) == 1 and clock == [5.0]
 
 
 def test_a_change_of_weights_that_failed_midway_leaves_no_mixture(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from swegym_tutorial.server import decoding
+from swegym_tutorial.server.decoding import Decoder
 from swegym_tutorial.server.engine import Engine, Outcome
 from swegym_tutorial.server.models import Models, Version
 from swegym_tutorial.server.records import SampleJob, Samples, UserError
@@ -43,6 +46,16 @@ def test_clients_take_turns_and_keep_their_order(models: Models) -> None:
 def test_training_and_sampling_alternate(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swegym_tutorial.server.engine.SHORTEST_SLICE", 0.0)  # a step a slice
     monkeypatch.setattr("swegym_tutorial.server.engine.LONGEST_SLICE", 0.0)
+    clock, step = [0.0], Decoder._step
+
+    def timed(decoder: Decoder) -> None:
+        step(decoder)
+        clock[0] += 1.0
+
+    monkeypatch.setattr(
+        decoding, "time", SimpleNamespace(monotonic=lambda: clock[0])
+    )  # nothing else takes time
+    monkeypatch.setattr(Decoder, "_step", timed)
     engine = Engine(models)
     served: queue.Queue[str] = queue.Queue()
     version = Version(models.base("tiny"), None)

@@ -25,10 +25,13 @@ pytestmark = pytest.mark.slow  # each starts a server of its own
 PACKAGE = Path(swegym_tutorial.__file__).parent.parent
 
 
-def gone(pid: int, within: float = 10.0) -> bool:
+def gone(pid: int, within: float = 60.0) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.05)
     return False
@@ -98,7 +101,7 @@ def test_the_child_ends_with_a_parent_that_is_killed(folders: dict[str, Path], t
 def test_a_session_that_falls_silent_ends_and_its_checkpoints_stay(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    with LocalServer({"tiny": folders["qwen3"]}, tmp_path / "state", session_patience=1.0) as server:
+    with LocalServer({"tiny": folders["qwen3"]}, tmp_path / "state", session_patience=8.0) as server:
         silent = tinker.ServiceClient(base_url=server.url, api_key=server.key)
         client = silent.create_lora_training_client("tiny", rank=4)
         path = client.save_state("s").result().path
@@ -163,4 +166,4 @@ print("ended")
     )
     assert len(sampler.sample(types.ModelInput.from_ints([3]), 1, types.SamplingParams(max_tokens=2, stop=[])).result().sequences[0].tokens) == 2  # fmt: skip
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[0] == "ended\n" and process.returncode == 0
+    assert process.communicate(timeout=120)[0] == "ended\n" and process.returncode == 0
