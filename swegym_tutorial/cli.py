@@ -110,22 +110,25 @@ def _smoke_test(config: TrainingConfig, parser: argparse.ArgumentParser) -> int:
 
 
 def _stop(run: Any) -> int:
-    """Stop after Ctrl-C; a second one leaves at once, and the children clean up."""
+    """Stop after Ctrl-C; a second one leaves at once, whenever it comes, and the children clean up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     print("stopping: the last checkpoint stands (Ctrl-C again leaves at once)", file=sys.stderr)
     run.stop()
-    try:
-        run.join(20)
-        if run.folder.checkpoint(0).exists():
-            command = f"swegym-tutorial train --resume --output {shlex.quote(str(run.folder.path))}"
-            print(f"stopped; go on with: {command}", file=sys.stderr)
-        else:
-            print("stopped before the first checkpoint; --resume begins anew in the folder", file=sys.stderr)
-        if not run.closed(0.5) and run.left is None:
-            print("ending the sandboxes", file=sys.stderr)
-            run.closed(40)
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)
+    run.join(20)
+    if run.folder.checkpoint(0).exists():
+        command = f"swegym-tutorial train --resume --output {shlex.quote(str(run.folder.path))}"
+        print(f"stopped; go on with: {command}", file=sys.stderr)
+    else:
+        print("stopped before the first checkpoint; --resume begins anew in the folder", file=sys.stderr)
+    if not run.closed(0.5) and run.left is None:
+        print("ending the sandboxes", file=sys.stderr)
+        run.closed(40)
     return INTERRUPTED
+
+
+def _leave(signum: int, frame: Any) -> None:
+    os._exit(INTERRUPTED)
 
 
 def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> TrainingConfig:

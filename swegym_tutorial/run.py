@@ -196,7 +196,7 @@ class TrainingRun:
     def _at_exit(self) -> None:
         self._exiting = True
         self.stop()
-        self._done.wait(10)
+        self._done.wait(CLOSING)  # it takes two seconds, or as long as imports that are under way
         self._closed.wait(CLOSING + 5)
 
     # -- The run itself: a thread of its own -------------------------------------------------------
