@@ -82,5 +82,7 @@ def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def service(server: LocalServer) -> tinker.ServiceClient:
-    return tinker.ServiceClient(base_url=server.url, api_key=server.key)
+def service(server: LocalServer) -> Iterator[tinker.ServiceClient]:
+    client = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+    yield client
+    client.holder.close()

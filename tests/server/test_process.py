@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -37,7 +38,26 @@ def gone(pid: int, within: float = 60.0) -> bool:
     return False
 
 
-def test_checkpoints_are_found_after_a_restart(folders: dict[str, Path], tmp_path: Path) -> None:
+Connect = Callable[[str, str], tinker.ServiceClient]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Give what connects to a server. Its clients' heartbeats end, which would warn of a server that is gone for ever."""
+    made: list[tinker.ServiceClient] = []
+
+    def connected(url: str, key: str) -> tinker.ServiceClient:
+        made.append(tinker.ServiceClient(base_url=url, api_key=key))
+        return made[-1]
+
+    yield connected
+    for service in made:
+        service.holder.close()
+
+
+def test_checkpoints_are_found_after_a_restart(
+    folders: dict[str, Path], tmp_path: Path, connect: Connect
+) -> None:
     datum = types.Datum(
         model_input=types.ModelInput.from_ints([3, 4, 5]),
         loss_fn_inputs={"target_tokens": types.TensorData([4, 5, 6], "int64", [3])},
@@ -46,7 +66,7 @@ def test_checkpoints_are_found_after_a_restart(folders: dict[str, Path], tmp_pat
     state = sampler = ""
     for _ in range(2):
         with LocalServer({"tiny": folders["qwen3"]}, tmp_path / "state") as server:
-            service = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+            service = connect(server.url, server.key)
             if state:
                 client = service.create_training_client_from_state_with_optimizer(state)
                 logprobs = service.create_sampling_client(model_path=sampler).compute_logprobs
@@ -79,7 +99,9 @@ PARENT = """
 """
 
 
-def test_the_child_ends_with_a_parent_that_is_killed(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_child_ends_with_a_parent_that_is_killed(
+    folders: dict[str, Path], tmp_path: Path, connect: Connect
+) -> None:
     """The parent runs in a folder of its own, and knows the package by its sys.path alone."""
     script = textwrap.dedent(PARENT.format(package=str(PACKAGE), folder=str(folders["qwen3"])))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -91,7 +113,7 @@ def test_the_child_ends_with_a_parent_that_is_killed(folders: dict[str, Path], t
     pid, url, key = parent.stdout.readline().split()
     assert os.getsid(int(pid)) != os.getsid(parent.pid)
     assert key not in " ".join(psutil.Process(int(pid)).cmdline())
-    tinker.ServiceClient(base_url=url, api_key=key).create_lora_training_client("tiny", rank=4)
+    connect(url, key).create_lora_training_client("tiny", rank=4)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
@@ -99,10 +121,10 @@ def test_the_child_ends_with_a_parent_that_is_killed(folders: dict[str, Path], t
 
 
 def test_a_session_that_falls_silent_ends_and_its_checkpoints_stay(
-    folders: dict[str, Path], tmp_path: Path
+    folders: dict[str, Path], tmp_path: Path, connect: Connect
 ) -> None:
     with LocalServer({"tiny": folders["qwen3"]}, tmp_path / "state", session_patience=8.0) as server:
-        silent = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+        silent = connect(server.url, server.key)
         client = silent.create_lora_training_client("tiny", rank=4)
         path = client.save_state("s").result().path
         client.save_weights_and_get_sampling_client()
@@ -119,7 +141,7 @@ def test_a_session_that_falls_silent_ends_and_its_checkpoints_stay(
             trust_env=False,
         )
         assert answer.status_code == 404 and "without a heartbeat" in answer.json()["detail"]
-        other = tinker.ServiceClient(base_url=server.url, api_key=server.key)
+        other = connect(server.url, server.key)
         assert other.create_training_client_from_state(path).get_info().lora_rank == 4
 
 
@@ -145,7 +167,7 @@ def test_missing_packages_are_named_with_their_mend(monkeypatch: pytest.MonkeyPa
 
 
 def test_serving_by_hand_tells_how_to_connect_and_ends_by_a_signal(
-    folders: dict[str, Path], tmp_path: Path
+    folders: dict[str, Path], tmp_path: Path, connect: Connect
 ) -> None:
     script = f"""
 from pathlib import Path
@@ -161,9 +183,7 @@ print("ended")
     first, url, key = (process.stdout.readline().strip() for _ in range(3))
     assert first.startswith("serving tiny (LoRA alpha 32)") and key == "export TINKER_API_KEY=tml-mine"
     address = url.removeprefix("export TINKER_BASE_URL=")
-    sampler = tinker.ServiceClient(base_url=address, api_key="tml-mine").create_sampling_client(
-        base_model="tiny"
-    )
+    sampler = connect(address, "tml-mine").create_sampling_client(base_model="tiny")
     assert len(sampler.sample(types.ModelInput.from_ints([3]), 1, types.SamplingParams(max_tokens=2, stop=[])).result().sequences[0].tokens) == 2  # fmt: skip
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[0] == "ended\n" and process.returncode == 0
