@@ -76,7 +76,8 @@ def task() -> Task:
 
 @pytest.fixture(scope="session")
 def config() -> TrainingConfig:
-    return TrainingConfig.laptop()
+    """The laptop's, with patience for commands on a busy machine."""
+    return TrainingConfig.laptop(tool_timeout=60.0)
 
 
 @pytest.fixture(scope="session")
