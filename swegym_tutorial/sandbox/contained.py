@@ -28,7 +28,7 @@ CLEAR_PATIENCE = 60.0  # seconds that this may take until the container is given
 CLEAR_TRIES = 3  # where process 1 is not alone kept, a supervisor that is just ending may kill the first
 FILE_PATIENCE = 300.0  # seconds for moving one file
 START_PAUSES = (0.3, 1.0, 3.0)  # seconds before a program that the engine did not start is tried again
-LIFETIME_SLACK = 2.0  # seconds: the container's clock counts whole ones, and started before ours
+LIFETIME_SLACK = 2.0  # seconds: the container's clock counts whole ones
 TIMEOUT_CODE, KILLED_CODE, NO_SHELL_CODE = 124, 137, 127
 
 Result = TypeVar("Result")
@@ -43,12 +43,15 @@ class RemoteSandbox:
         environment: Mapping[str, str],
         lifetime: float,
         forget: Callable[[RemoteSandbox], None],
+        born: float,
     ) -> None:
-        """environment: of every command. lifetime: seconds after which the container ends by itself."""
+        """environment: of every command. lifetime: seconds after which the container ends by itself.
+
+        born: when its start began, by time.monotonic().
+        """
         self.container = container
         self.environment = dict(environment)
-        self._lifetime, self._forget = lifetime, forget
-        self._born = time.monotonic()
+        self._lifetime, self._forget, self._born = lifetime, forget, born
         self._busy = threading.Lock()  # held while a command runs or a file is moved
         self._state = threading.Condition()  # guards what follows, and wakes who waits for the engine
         self._calls: set[Call] = set()
@@ -239,6 +242,7 @@ class RemoteSandbox:
     def _apart(self, work: Callable[[], Result]) -> Result:
         """Return what the work returns, which a thread of its own does: end() lets nobody wait for the engine."""
         pending = Pending(work, self._state)
+        pending.begin()
         with self._state:
             if not self._state.wait_for(lambda: pending.done or self._closed, FILE_PATIENCE):
                 raise SandboxError(f"the engine did not answer within {FILE_PATIENCE:.0f} s")
@@ -272,14 +276,13 @@ class RemoteSandbox:
         return self._give_up(fault) if fault else SandboxError(str(error))
 
     def _fault(self) -> str | None:
-        fault = self._apart(self.container.fault)
-        if fault and time.monotonic() - self._born >= self._lifetime - LIFETIME_SLACK:
-            return f"its lifetime of {self._lifetime:.0f} s is over ({fault})"
-        return fault
+        return self._apart(self.container.fault)
 
     def _give_up(self, why: str) -> SandboxError:
         """Remove the container for good, and return the error that says why."""
-        why = self._fault() or why
+        why = self._fault() or why  # an engine may not know yet of a container that has just ended
+        if time.monotonic() - self._born >= self._lifetime - LIFETIME_SLACK:
+            why = f"its lifetime of {self._lifetime:.0f} s is over ({why})"
         with self._state:
             self._refuse()
             self._broken = why

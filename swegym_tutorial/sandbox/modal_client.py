@@ -37,6 +37,7 @@ def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
     """Return what the call returns. Raises Late after so many seconds, and leaves it to its thread."""
     changed = threading.Condition()
     pending = Pending(call, changed)
+    pending.begin()
     with changed:
         if not changed.wait_for(lambda: pending.done, seconds):
             raise Late(f"{what}: Modal did not answer within {seconds:.0f} s")

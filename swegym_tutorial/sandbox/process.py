@@ -24,6 +24,7 @@ OUTPUT_LIMIT = (
 _READ = 1 << 18
 _END_PATIENCE = 10.0  # seconds that a killed process gets to be gone
 _LOOK_FOR_END = 0.02  # seconds between two looks whether it ended, where the system has no pidfd
+_PIPE = 1 << 20  # bytes that a pipe can hold, unless root made it larger
 
 
 class Output:
@@ -194,15 +195,16 @@ def _readable(fd: int, seconds: float) -> bool:
 
 
 def _drain(pipe: int, output: Output) -> None:
-    """Read what is left in the pipe: at most what it held, for whoever wrote is dead or about to be."""
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+    """Read what is left in the pipe, all that it held: for whoever wrote is dead or about to be."""
+    end, left = time.monotonic() + 0.5, _PIPE  # a busy machine may let the time pass before the first look
+    while left > 0 or time.monotonic() < end:
         if not _readable(pipe, max(0.0, end - time.monotonic())):
             return
         data = os.read(pipe, _READ)
         if not data:
             return
         output.add(data)
+        left -= len(data)
 
 
 def wait_gone(pid: int, seconds: float = _END_PATIENCE) -> bool:

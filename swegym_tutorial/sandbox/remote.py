@@ -185,9 +185,10 @@ class RemoteBackend(ABC):
     def _started(self, image: Any, task: Task) -> RemoteSandbox:
         """Start a container; one that is there after close() is ended here."""
         with self._open_one():
+            born = time.monotonic()
             container = self._start(image, task)
             environment = BASE if task.image else {**BASE, "HOME": HOME}
-            sandbox = RemoteSandbox(container, environment, self.config.sandbox_lifetime, self._forget)
+            sandbox = RemoteSandbox(container, environment, self.config.sandbox_lifetime, self._forget, born)
             with self._lock:
                 if not self._closed:
                     self._sandboxes.add(sandbox)
@@ -207,6 +208,7 @@ class RemoteBackend(ABC):
         """
         pending = Pending(call, self._lock, unwanted)
         try:
+            pending.begin()
             with self._lock:
                 if not self._lock.wait_for(lambda: pending.done or self._closed, limit):
                     raise SandboxError(f"{self.name}: no sandbox was made within {limit:.0f} s")

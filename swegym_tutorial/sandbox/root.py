@@ -72,12 +72,13 @@ class RootFolder:
     def close(self, patience: float = CLOSING) -> None:
         """End every process started for a sandbox in it, delete it, and let the watchdog go.
 
-        Raises SandboxError where it is not gone after `patience` seconds; the watchdog goes on then.
+        Raises SandboxError where it is not gone after `patience` seconds, at least one; the watchdog goes on then.
         """
+        patience = max(1.0, patience)
         kill_marked(str(self.path))
         (deleted,) = in_threads(remove_tree, [self.path], 1)  # a disk may be stuck
         try:
-            deleted.result(max(1.0, patience))
+            deleted.result(patience)
         except TimeoutError:
             raise SandboxError(
                 f"the folder {self.path} was not deleted within {patience:.0f} s; its watchdog goes on"

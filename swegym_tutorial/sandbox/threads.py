@@ -61,7 +61,7 @@ class Once(Generic[Key, Value]):
 
 
 class Pending(Generic[Value]):
-    """A call in a thread of its own, so that nobody has to wait for its end.
+    """A call in a thread of its own, from begin() on, so that nobody has to wait for its end.
 
     changed: notified at its end; it is held neither during the call nor during `unwanted`, which is given what
     the call returned where nobody took it: what was made by then is not lost.
@@ -78,6 +78,9 @@ class Pending(Generic[Value]):
         self._error: BaseException | None = None
         self._given_up = False
         self.done = False
+
+    def begin(self) -> None:
+        """Begin the call. An interrupt may come in here too, after which it may go on: give_up() holds for that."""
         threading.Thread(target=self._main, name="a call that nobody has to wait for", daemon=True).start()
 
     def _main(self) -> None:

@@ -17,39 +17,53 @@ import sys
 import time
 
 MARKER = "SWEGYM_SANDBOX"  # environment variable that every process of a sandbox is started with
+LOOKS = 10  # for marked processes, however long they take
 PATIENCE = 25.0  # seconds in which a folder that dying processes still write to must be gone
 
 
 def kill_marked(place: str, patience: float = 2.0) -> None:
     """Kill every process started for a sandbox at or below `place`, until two looks in a row find none.
 
-    One is not enough: a process that just becomes another program shows no environment. Goes by what /proc
+    A process that just becomes another program shows no environment, and is looked at again. Goes by what /proc
     shows, so it finds processes in other sessions and those whose parents died; not one that changed its
-    environment, and none on systems without /proc.
+    environment, and none on systems without /proc. The patience is for what goes on forking: there are
+    always LOOKS, since a busy machine may let the time pass before the second one.
     """
     needle = f"{MARKER}={place.rstrip('/')}/".encode()
-    end, clean = time.monotonic() + patience, 0
-    while clean < 2 and time.monotonic() < end:
-        found = _marked(needle)
-        clean = 0 if found else clean + 1
+    end, clean, looks = time.monotonic() + patience, 0, 0
+    while clean < 2 and (looks < LOOKS or time.monotonic() < end):
+        found, between = _marked(needle)
+        clean, looks = 0 if found or between else clean + 1, looks + 1
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
 
 
-def _marked(needle: bytes) -> list[int]:
-    found = []
+def _marked(needle: bytes) -> tuple[list[int], bool]:
+    """Return the processes with that in their environment, and whether any just becomes another program."""
+    found, between = [], False
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb", buffering=0) as file:
-                if needle in file.read(1 << 20):
+                if needle in (environment := file.read(1 << 20)):
                     found.append(int(name))
+            between = between or (not environment and _between(name))
         except OSError:  # ended meanwhile, or another user's
             continue
-    return found
+    return found, between
+
+
+def _between(pid: str) -> bool:
+    """Whether a process that showed no environment is, or was then, without that of its new program alone."""
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        fields = file.read(4096).rpartition(b")")[2].split()  # from the third on: see proc(5)
+    if len(fields) < 49 or fields[20] == b"0":  # its memory's size: it ended meanwhile
+        return False
+    start, end = fields[47:49]  # of its environment
+    return end == b"0" or start != end
 
 
 def _wait_for_driver(parent: int) -> None:
