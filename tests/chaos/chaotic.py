@@ -19,7 +19,7 @@ from .proxy import ChaosProxy, Rates, chaos_proxy
 from .sandboxes import ChaoticBackend, Shares
 from .server import MortalServer
 
-CLOSING = 40.0  # seconds in which all of a run must be gone; 30 are promised
+CLOSING = 90.0  # seconds in which all of a run must be gone; 30 are promised on a machine of one's own
 
 
 @dataclass

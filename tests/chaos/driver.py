@@ -27,6 +27,7 @@ EXACT: dict[str, Any] = {
     "minibatch_groups": 1,
     "group_size": 4,
     "kl_coef": 0.1,  # so that the reference is asked, too
+    "tool_timeout": 60.0,  # so that no busy moment of the machine decides what an attempt is told
 }
 # Attempts side by side, of two clients: which groups come first is chance, and all the rest must hold.
 SIDE_BY_SIDE: dict[str, Any] = {

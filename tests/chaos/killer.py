@@ -20,8 +20,8 @@ from . import checks, leaks, reference
 from .driver import EXACT, ROOT, SIDE_BY_SIDE, cli_command, command, environment
 from .history import Event, history, jobs, read_checkpoint, read_config, read_log
 
-LIMIT = 240.0  # seconds that one process may take
-GONE = 30.0  # seconds in which all that a killed process started must be gone
+LIMIT = 600.0  # seconds that one process may take
+GONE = 90.0  # seconds in which all that a killed process started must be gone
 LOOK = 0.0005  # seconds between two looks at the folder
 MODES = {"exact": EXACT, "side by side": SIDE_BY_SIDE}
 
@@ -211,6 +211,7 @@ class Killer:
         shows = _Watch(folder, aim)
         while not shows():
             if process.poll() is not None:
+                self._aims.insert(0, aim)  # for a run that has more to do
                 return None
             if time.monotonic() - began > LIMIT:
                 process.kill()
@@ -219,6 +220,7 @@ class Killer:
             time.sleep(LOOK)
         time.sleep(self._random.uniform(0, aim.within))
         if process.poll() is not None:
+            self._aims.insert(0, aim)
             return None
         process.kill()
         process.wait()
