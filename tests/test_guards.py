@@ -81,7 +81,7 @@ def test_case_9_an_honest_fix_with_its_own_tests_and_files_is_resolved_and_a_fil
         f"git rev-parse HEAD; printf '%s' '{gold}' | git apply -; echo 'def test_x(): assert 1' > tests/test_own.py; "
         "echo 'EDITED = 1' > graphlib.py; echo 'NEW = 1' > code/b.py; echo x > typing.py; echo y >> README.md"
     )
-    commit = box.exec(command, timeout=20).output.strip()
+    commit = box.exec(command, timeout=120).output.strip()
     patch = capture_patch(box, own, 1_000_000)
     box.close()
     told = replace(

@@ -47,7 +47,7 @@ def patch_of(cheat: Cheat, sandboxes: SandboxBackend, task: Task) -> bytes:
     )
     box = sandboxes.open(task)
     try:
-        result = box.exec(command, timeout=30)
+        result = box.exec(command, timeout=120)
         assert result.exit_code == 0, f"{cheat.name}: {result.output}"
         return capture_patch(box, task, 10_000_000)
     finally:

@@ -252,13 +252,18 @@ class Box:
         status = await self._entry.wait()
         return status if status >= 0 else 128 - status
 
+    async def gone(self) -> None:
+        """Wait for the end of its main command and of all others, nsenter's own processes too, once it is killed."""
+        for process in list(self._processes):
+            await process.wait()
+
     def kill(self) -> None:
         """End every process in it: the kernel kills them with process 1."""
         if self._pid and self._entry is not None and self._entry.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
-            for process in self._processes[1:]:  # nsenter stops with what it runs, and then hinders its end
-                process.kill()
+        for process in self._processes[1:]:  # nsenter stops with what it runs, and then hinders its end
+            process.kill()
 
     def remove(self) -> None:
         """Delete its files, once it has ended. What it wrote can be read until it is closed."""

@@ -132,7 +132,7 @@ class Control(Service, Apps):
         found = self._find(request.sandbox_id)
         before = found.result
         self.server.finish(found, api.GenericResult.GENERIC_STATUS_TERMINATED)
-        await found.box.wait()  # so that a test can look for its processes at once
+        await found.box.gone()  # so that a test can look for its processes at once
         return api.SandboxTerminateResponse(existing_result=before)
 
     async def SandboxTagsSet(self, request: api.SandboxTagsSetRequest, metadata: Metadata) -> None:

@@ -88,6 +88,7 @@ class ModalServer:
         self.missing_images: set[str] = set()  # tags that cannot be pulled
         self.rejecting_tokens = False
         self.create_seconds = 0.0  # how long a creation takes
+        self.holding = False  # whether creations wait until it is False
         self.build_seconds = 0.0  # how long an image takes
         self.page_size = 100  # sandboxes in one answer to a list
         self.creating = self.most_creating = 0  # creations under way now, and at most so far
@@ -163,12 +164,12 @@ class ModalServer:
     def _end(self, sandbox_id: str, status: Any) -> None:
         async def end() -> None:
             self.finish(self.containers[sandbox_id], status)
-            await self.containers[sandbox_id].box.wait()
+            await self.containers[sandbox_id].box.gone()
 
         self._do(end())
 
     def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
 
     # -- what the services do, in the loop -----------------------------------------------------------
 
@@ -245,6 +246,8 @@ class ModalServer:
         self.most_creating = max(self.most_creating, self.creating)
         try:
             await asyncio.sleep(self.create_seconds)
+            while self.holding:
+                await asyncio.sleep(0.02)
             return await self._create(app_id, definition, tags, v2=v2)
         finally:
             self.creating -= 1

@@ -105,7 +105,7 @@ def remote_backend(request: pytest.FixtureRequest) -> Iterator[SandboxBackend]:
 @pytest.fixture
 def long_sleep() -> str:
     """A command that takes very long, and is told from all others by its argument."""
-    return f"sleep 86400.{os.getpid()}{next(_numbers)}"
+    return f"sleep 86400.{os.getpid():07}{next(_numbers):05}"
 
 
 def processes_of(text: str) -> list[int]:
@@ -118,7 +118,12 @@ def processes_of(text: str) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> bool:
+def gone(text: str) -> bool:
+    """Whether all those processes end: what is killed needs a moment to die, and a day's sleep needs a day."""
+    return wait_for(lambda: not processes_of(text))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
     """Wait until a condition holds; return whether it does."""
     end = time.monotonic() + seconds
     while not condition():

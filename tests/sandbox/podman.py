@@ -111,7 +111,7 @@ def start_engine(registry: Registry, address: str) -> Iterator[Engine]:
             cwd=folder,  # its helpers leave files where they run
         )
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not (folder / "podman.sock").exists():
             assert service.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.02)
@@ -122,7 +122,11 @@ def start_engine(registry: Registry, address: str) -> Iterator[Engine]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 subprocess.run(["podman", *command.split()], env=environment, capture_output=True, timeout=60)
         service.terminate()
-        service.wait(30)
+        try:
+            service.wait(30)
+        except subprocess.TimeoutExpired:  # it waits for who is still connected
+            service.kill()
+            service.wait()
         _end_helpers(str(folder))
         _delete(folder)
 

@@ -39,7 +39,12 @@ class Proxy:
                     link.close()
                     continue
                 other = socket.socket(socket.AF_UNIX)
-                other.connect(self._target)
+                try:
+                    other.connect(self._target)
+                except OSError:  # the engine is too busy for this one
+                    link.close()
+                    other.close()
+                    continue
                 self._links += [link, other]
                 for way in ((link, other, self._received), (other, link, self._answers)):
                     threading.Thread(target=self._pass, args=way, daemon=True).start()

@@ -37,7 +37,7 @@ def test_case_10_neither_answers_nor_secrets_lie_about(
         monkeypatch.setenv(name, f"secret-{secrets.token_hex(8)}")
     with closing(any_backend.open(answered)) as box:
         assert answers_in(box, answered) == []
-        shown = box.exec("env; ps -eww 2>&1 || ps 2>&1", timeout=30).output
+        shown = box.exec("env; ps -eww 2>&1 || ps 2>&1", timeout=60).output
     assert not [name for name in SECRETS if os.environ[name] in shown]
     assert check_answers(any_backend, answered) == ""
 
@@ -50,7 +50,7 @@ def test_case_10_what_lies_about_is_told(any_backend: SandboxBackend, answered: 
         box.write_file("/tmp/copy.orig", answered.patch.encode() + answered.test_patch.encode())
         plant = 'cd "$REPO"; mkdir -p build/lib ~/.hidden; cp "${TMPDIR:-/tmp}/copy.orig" build/lib/copy.py'
         plant += "; cp build/lib/copy.py ~/.hidden/x; echo build > .git/info/exclude"
-        done = box.exec(plant.replace("$REPO", "${REPO:-/testbed}"), timeout=30)
+        done = box.exec(plant.replace("$REPO", "${REPO:-/testbed}"), timeout=60)
         assert done.exit_code == 0, done.output
         found = answers_in(box, answered)
     for place in PLACES:
@@ -67,7 +67,9 @@ def test_case_10_the_environment_and_the_processes_are_searched_too(
     with closing(any_backend.open(answered)) as box:
         shown = {"HF_TOKEN": "agent@example.org"}  # a text that stands in the environment of all kinds
         found = answers_in(box, answered, shown)
-        processes = box.exec("test -r /proc/self/environ", timeout=9).exit_code == 0  # not in every container
+        processes = (
+            box.exec("test -r /proc/self/environ", timeout=60).exit_code == 0
+        )  # not in every container
     assert "the environment holds the secret in HF_TOKEN" in found
     if processes and any_backend.name != "subprocess":  # where the processes are those of the machine
         assert any(told.startswith("/proc/") for told in found)
@@ -79,7 +81,7 @@ def test_case_10_what_the_repository_holds_itself_is_no_answer(answered: Task) -
     with closing(backend("local")) as made, closing(made.open(answered)) as box:
         box.write_file("/testbed/copy.py", f"  {line}\n".encode())
         assert answers_in(box, common) == ["copy.py holds 1 of the 1 lines of the gold patch"]
-        box.exec(f"echo '{line}' > src/own.py; git add src/own.py; git commit -q -m x", timeout=9)
+        box.exec(f"echo '{line}' > src/own.py; git add src/own.py; git commit -q -m x", timeout=60)
         assert answers_in(box, common) == []
 
 
@@ -89,7 +91,7 @@ def test_case_10_an_agents_sandbox_in_which_the_answer_lies_is_refused(answered:
             box.write_file("/tmp/solution", answered.patch.encode())
             with pytest.raises(AnswerShown, match="could read the answer: /tmp/solution holds"):
                 prepare(box, answered, made)
-            box.exec("rm /tmp/solution", timeout=9)
+            box.exec("rm /tmp/solution", timeout=60)
             prepare(box, answered, made)
         with closing(made.open(answered)) as box:
             box.write_file("/tmp/solution", answered.patch.encode())
@@ -106,7 +108,7 @@ from swegym_tutorial.answers import answers_in
 from swegym_tutorial.sandbox import backend
 task = load_tasks()[0]
 with closing(backend("local")) as made, closing(made.open(task)) as box:
-    seen = box.exec("cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\\\0' '\\\\n'; ls /proc | grep -c '^[0-9]'", timeout=30)
+    seen = box.exec("cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\\\\0' '\\\\n'; ls /proc | grep -c '^[0-9]'", timeout=60)
     print(json.dumps([answers_in(box, task), seen.output]))
 """
 
@@ -115,7 +117,11 @@ def test_case_10_a_driver_started_with_secrets_shows_none_of_them() -> None:
     # Set before the process starts, so that they stand in its /proc/PID/environ for as long as it lives.
     given = {name: f"secret-{secrets.token_hex(8)}" for name in SECRETS}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], env={**os.environ, **given}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", CHILD],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     found, seen = json.loads(done.stdout)
@@ -125,7 +131,7 @@ def test_case_10_a_driver_started_with_secrets_shows_none_of_them() -> None:
 
 def test_case_10_a_sandbox_that_cannot_be_searched_is_loud(answered: Task) -> None:
     with closing(backend("local")) as made, closing(made.open(answered)) as box:
-        box.exec("mkdir ~/bin; printf '#!/bin/sh\\n' > ~/bin/grep; chmod +x ~/bin/grep", timeout=30)
+        box.exec("mkdir ~/bin; printf '#!/bin/sh\\n' > ~/bin/grep; chmod +x ~/bin/grep", timeout=60)
         broken: Any = _Changed(box, "PATH=~/bin:$PATH\n")
         with pytest.raises(SandboxError, match="could not be searched for answers"):
             answers_in(broken, answered)

@@ -10,7 +10,7 @@ import pytest
 
 from swegym_tutorial.sandbox import root
 
-from .conftest import processes_of
+from .conftest import gone
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "sandbox.py"
 
@@ -24,7 +24,7 @@ def test_a_short_run_prints_a_row_for_each_kind_and_leaves_nothing(tmp_path: Pat
         [sys.executable, SCRIPT, *arguments.split()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=tmp_path,
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": str(tmp_path)},
     )
@@ -36,5 +36,5 @@ def test_a_short_run_prints_a_row_for_each_kind_and_leaves_nothing(tmp_path: Pat
     for _, *cells in rows[3:5]:
         assert len([float(cell.removesuffix(" ms")) for cell in cells[:-1]]) == 6
         assert cells[-1].endswith("/s")
-    assert not list(tmp_path.iterdir()) and not processes_of(str(tmp_path))
+    assert not list(tmp_path.iterdir()) and gone(str(tmp_path))  # a watchdog may end a little later
     assert not root.leftovers(tmp_path)

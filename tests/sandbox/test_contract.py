@@ -19,7 +19,7 @@ import pytest
 from swegym_tutorial.sandbox import CommandResult, Sandbox, SandboxBackend, SandboxError, supervisor
 from swegym_tutorial.tasks import Task
 
-from .conftest import KINDS, opened, processes_of, wait_for
+from .conftest import KINDS, gone, opened, processes_of, wait_for
 
 
 @pytest.fixture
@@ -47,6 +47,15 @@ def remote(remote_backend: SandboxBackend, small_task: Task) -> Iterator[Sandbox
 
 def run(sandbox: Sandbox, command: str, timeout: float = 60) -> CommandResult:
     return sandbox.exec(command, timeout=timeout)
+
+
+def late(sandbox: Sandbox, command: str, timeout: float, output_bytes: int = 65_536) -> CommandResult:
+    """Run what never ends until its deadline; longer where a busy machine has not even begun it by then."""
+    for times in (1, 4, 16):
+        result = sandbox.exec(command, timeout=timeout * times, output_bytes=output_bytes)
+        if result.output:
+            break
+    return result
 
 
 def test_a_command_runs_in_a_clean_repository_at_one_commit(sandbox: Sandbox) -> None:
@@ -142,15 +151,15 @@ def test_case_12_the_deadline_holds(sandbox: Sandbox, long_sleep: str, command: 
     start = time.monotonic()
     result = run(sandbox, command.replace("SLEEP", long_sleep), timeout=1)
     assert result.timed_out and result.exit_code == 124 and result.seconds >= 1
-    assert time.monotonic() - start < 20  # the command itself would take a day
+    assert time.monotonic() - start < 60  # the command itself would take a day
     assert result.output in ("begun\n", "")
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
 
 
 def test_case_12_a_deadline_during_the_start_leaves_nothing(sandbox: Sandbox, long_sleep: str) -> None:
     for milliseconds in (*range(20), *range(20)):
         assert run(sandbox, long_sleep, timeout=milliseconds / 1000).timed_out
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +170,7 @@ def test_case_12_what_runs_in_the_background_ends_with_its_command(
 ) -> None:
     result = run(sandbox, start.replace("SLEEP", long_sleep) + " sleep 0.1; echo done")
     assert "done\n" in result.output and not result.timed_out and result.exit_code == 0
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
 
 
 # Case 14 (mini-swe-agent#639): huge output, on either path.
@@ -178,7 +187,7 @@ BUFFERS = {"modal": 160 << 20}
 def test_case_14_100_mb_of_output_stay_bounded(any_backend: SandboxBackend, sandbox: Sandbox) -> None:
     before = rss()
     result = sandbox.exec(
-        "echo first; head -c 100000000 /dev/zero | tr '\\0' x; echo last", timeout=60, output_bytes=1000
+        "echo first; head -c 100000000 /dev/zero | tr '\\0' x; echo last", timeout=300, output_bytes=1000
     )
     assert rss() - before < (30 << 20) + BUFFERS.get(any_backend.name, 0)
     assert result.truncated_bytes == 100_000_000 + len("first\nlast\n") - 1000
@@ -191,9 +200,8 @@ def test_case_14_output_on_the_way_to_a_timeout_stays_bounded(
     any_backend: SandboxBackend, sandbox: Sandbox
 ) -> None:
     before = rss()
-    result = sandbox.exec(
-        "echo first; trap '' TERM; yes | head -c 100000000; sleep 100", timeout=1.5, output_bytes=1000
-    )
+    command = "echo first; trap '' TERM; yes | head -c 100000000; sleep 1000"
+    result = late(sandbox, command, timeout=1.5, output_bytes=1000)
     assert rss() - before < (30 << 20) + BUFFERS.get(any_backend.name, 0)
     assert result.timed_out and result.exit_code == 124
     assert result.output.startswith("first\ny\n") and result.truncated_bytes > 0
@@ -243,7 +251,10 @@ FILL = "import os; os.set_blocking(1, False)\nwhile True: os.write(1, b'x' * 409
 def test_output_is_whole_whatever_the_command_does_to_it(
     sandbox: Sandbox, command: str, output: str, code: int
 ) -> None:
-    result = sandbox.exec(command, timeout=3, output_bytes=1 << 22)
+    if code == 124:
+        result = late(sandbox, command, timeout=3, output_bytes=1 << 22)
+    else:
+        result = sandbox.exec(command, timeout=120, output_bytes=1 << 22)
     assert re.fullmatch(output, result.output) and result.exit_code == code
 
 
@@ -405,12 +416,12 @@ def test_exec_after_close_raises(any_backend: SandboxBackend, small_task: Task) 
 def test_close_ends_a_running_command(any_backend: SandboxBackend, small_task: Task, long_sleep: str) -> None:
     sandbox = any_backend.open(small_task)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(run, sandbox, f"(setsid {long_sleep} &) ; {long_sleep}")
+        future = pool.submit(run, sandbox, f"(setsid {long_sleep} &) ; {long_sleep}", 600)
         assert wait_for(lambda: len(processes_of(long_sleep)) >= 2)
         sandbox.close()
         with pytest.raises(SandboxError, match="closed"):
             future.result(timeout=30)
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
 
 
 def test_close_deletes_hostile_folders(hosted_backend: SandboxBackend, small_task: Task) -> None:
@@ -435,9 +446,9 @@ def test_case_18_an_interrupt_leaves_nothing_running(sandbox: Sandbox, long_slee
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run(sandbox, f"setsid {long_sleep} & {long_sleep}", timeout=120)
+        run(sandbox, f"setsid {long_sleep} & {long_sleep}", timeout=600)
     thread.join()
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
     assert run(sandbox, "echo usable").output == "usable\n"
 
 
@@ -463,8 +474,8 @@ def test_case_18_the_backend_closes_what_was_opened(
         for thread in threads:
             thread.join(timeout=30)
         assert len(refused) == 6 and all("closed" in text for text in refused)
-        assert not processes_of(long_sleep)
+        assert gone(long_sleep)
         root: Path | None = getattr(sandboxes, "root", None)
-        assert root is None or (not root.exists() and not processes_of(str(root)))
+        assert root is None or (not root.exists() and gone(str(root)))
         with pytest.raises(SandboxError, match="closed"):
             sandboxes.open(small_task)

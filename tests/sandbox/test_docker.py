@@ -39,7 +39,7 @@ from swegym_tutorial.sandbox import (
 from swegym_tutorial.sandbox.docker import DockerBackend
 from swegym_tutorial.tasks import Task
 
-from .conftest import processes_of, wait_for
+from .conftest import gone, processes_of, wait_for
 from .podman import IMAGE, Engine
 from .proxy import Proxy, cut_after, lose_after, proxied
 
@@ -150,9 +150,12 @@ def test_the_users_proxy_and_its_password_stay_outside(
 def test_a_fork_bomb_is_held(make: Make, small_task: Task, long_sleep: str) -> None:
     sandbox = make(sandbox_processes=64).open(small_task)
     bomb = f"for i in {{1..500}}; do setsid {long_sleep} & done; ls -d /proc/[0-9]* | wc -l; :(){{ :|:& }}; :; wait"
-    result = sandbox.exec(bomb, timeout=3)
-    assert "Resource temporarily unavailable" in result.output
-    assert wait_for(lambda: not processes_of(long_sleep))
+    for seconds in (3, 12, 48):  # a busy machine may need longer to be full
+        result = sandbox.exec(bomb, timeout=seconds)
+        if full := "Resource temporarily unavailable" in result.output:
+            break
+    assert full, result
+    assert gone(long_sleep)
     assert output(sandbox, "echo usable") == "usable\n"
 
 
@@ -183,7 +186,7 @@ def test_a_command_that_kills_its_supervisor_is_a_result(
     start = f"setsid {long_sleep} & "
     result = sandbox.exec(start + attack.replace("SLEEP", long_sleep), timeout=30)
     assert result.exit_code in (0, 137, 143) and not result.timed_out
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
     assert output(sandbox, "echo usable") == "usable\n"
 
 
@@ -191,10 +194,13 @@ def test_case_12_a_stopped_supervisor_does_not_stop_the_deadline(
     sandbox: Sandbox, long_sleep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 12 (evalscope#1685): the deadline inside does not hold, the second call from outside does."""
-    monkeypatch.setattr(contained, "SLACK", 0.5)
-    result = sandbox.exec(f"echo begun; {long_sleep} & kill -STOP -1; {long_sleep}", timeout=0.5)
+    monkeypatch.setattr(contained, "SLACK", 5.0)  # also for the engine to hear of its end
+    for seconds in (0.5, 10, 60):  # a busy machine may not even have begun it
+        result = sandbox.exec(f"echo begun; {long_sleep} & kill -STOP -1; {long_sleep}", timeout=seconds)
+        if result.output:
+            break
     assert (result.exit_code, result.timed_out, result.output) == (124, True, "begun\n")
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
     assert output(sandbox, "echo usable") == "usable\n"
 
 
@@ -204,17 +210,17 @@ def test_case_12_an_engine_that_never_answers_breaks_the_sandbox(
     """Case 12 (evalscope#1685): a frozen container, whose exec never returns."""
     monkeypatch.setattr(contained, "SLACK", 0.5)
     monkeypatch.setattr(contained, "CLEAR_PATIENCE", 2.0)
-    sandbox = make().open(small_task)
+    sandbox, api = make().open(small_task), docker.connect()
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.exec, long_sleep, timeout=1)
+        future = pool.submit(sandbox.exec, long_sleep, timeout=8)  # in which it must be paused
         assert wait_for(lambda: processes_of(long_sleep))
-        engine.podman("pause", name_of(sandbox))
+        api.pause(name_of(sandbox))
         with pytest.raises(SandboxError, match=r"the sandbox broke: .* is paused"):
             future.result(timeout=60)
     with pytest.raises(SandboxError, match="the sandbox broke"):
         sandbox.exec("true", timeout=1)
     assert wait_for(lambda: name_of(sandbox) not in engine.containers())
-    assert wait_for(lambda: not processes_of(long_sleep))
+    assert gone(long_sleep)
     sandbox.close()
 
 
@@ -226,7 +232,9 @@ def test_a_container_that_dies_is_a_fault(
         future = pool.submit(sandbox.exec, long_sleep, timeout=600)
         assert wait_for(lambda: processes_of(long_sleep))
         engine.podman("kill", name_of(sandbox))
-        with pytest.raises(SandboxError, match="the sandbox broke: container swegym-"):
+        # An engine may hear of the command's end a little before that of the container.
+        why = "container swegym-|the engine hung up before the command's end|a command could not be ended"
+        with pytest.raises(SandboxError, match=f"the sandbox broke: ({why})"):
             future.result(timeout=60)
     for use in (
         lambda: sandbox.exec("true", timeout=1),
@@ -255,8 +263,8 @@ def test_a_container_that_died_between_commands_is_a_fault(
 
 
 def test_a_container_ends_by_itself(make: Make, engine: Engine, small_task: Task) -> None:
-    sandbox = make(sandbox_lifetime=2.0).open(small_task)
-    with pytest.raises(SandboxError, match="its lifetime of 2 s is over"):
+    sandbox = make(sandbox_lifetime=6.0).open(small_task)  # which a busy machine opens in that time
+    with pytest.raises(SandboxError, match="its lifetime of 6 s is over"):
         sandbox.exec("sleep 1000", timeout=600)
     assert wait_for(lambda: name_of(sandbox) not in engine.containers())
 
@@ -298,7 +306,7 @@ def test_a_command_that_speaks_for_its_supervisor_wins_nothing(
 ) -> None:
     result = sandbox.exec((_FORGE + attack).replace("SLEEP", long_sleep), timeout=20)
     assert result.exit_code == code
-    assert not processes_of(long_sleep)
+    assert gone(long_sleep)
     assert output(sandbox, "cat /tmp/ran 2> /dev/null; echo usable") in ("usable\n", "ran\nusable\n")
 
 
@@ -314,7 +322,10 @@ def test_a_flood_through_the_supervisor_is_killed_too(
 def test_no_signal_from_inside_ends_the_container(sandbox: Sandbox) -> None:
     signals = "for i in {1..64}; do kill -$i 1; done 2> /dev/null; sleep 0.3; echo alive"
     assert output(sandbox, signals) == "alive\n"
-    assert output(sandbox, "(setsid true &); sleep 0.5; ps ax -o stat | grep -c Z") == "0\n"  # it still reaps
+    reaped = (
+        "for i in {1..300}; do ps ax -o stat | grep -q Z || break; sleep 0.1; done; ps ax -o stat | grep -c Z"
+    )
+    assert output(sandbox, f"(setsid true &); sleep 0.5; {reaped}") == "0\n"  # it still reaps
 
 
 # The way to the engine
@@ -330,19 +341,31 @@ def proxy(
     return made
 
 
-@pytest.mark.parametrize("seconds", [1, 100], ids=["ends meanwhile", "goes on"])
+def sleeping(command: str) -> list[int]:
+    """The ids of the processes that are this `sleep` themselves, in whatever container."""
+    found = []
+    for pid in processes_of(command):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [pid] if psutil.Process(pid).cmdline() == command.split() else []
+    return found
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends meanwhile", "goes on"])
 def test_case_37_a_command_whose_connection_broke_is_a_fault(
-    make: Make, proxy: Proxy, small_task: Task, long_sleep: str, seconds: int
+    make: Make, proxy: Proxy, small_task: Task, long_sleep: str, ends: bool
 ) -> None:
     """Case 37 (rllm#710, open-instruct#1887): the engine is started anew, and nobody hears of the command's end."""
     sandbox = make().open(small_task)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.exec, f"{long_sleep} & sleep {seconds}; echo unheard", timeout=600)
-        assert wait_for(lambda: processes_of(long_sleep))
+        waited_for = f"{long_sleep}1"
+        future = pool.submit(sandbox.exec, f"{long_sleep} & {waited_for}; echo unheard", timeout=600)
+        assert wait_for(lambda: sleeping(waited_for))
         proxy.cut()
+        for pid in sleeping(waited_for) if ends else ():
+            os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match="the engine hung up before the command's end"):
             future.result(timeout=60)
-    assert wait_for(lambda: not processes_of(long_sleep))
+    assert gone(long_sleep)
 
 
 SIZE = 300_000
@@ -386,7 +409,7 @@ def test_case_37_no_break_of_the_connection_cuts_the_output_unheard(
     for moment in FAULTS | WHOLE:
         attempt(moment, "exit 3", 60)
     for moment in ("after 150000 bytes", "after 150000 bytes of stdout", "after the mark"):
-        attempt(moment, "sleep 1000", 3)
+        attempt(moment, "sleep 1000", 8)
 
 
 def test_case_37_no_break_of_the_connection_cuts_a_file_unheard(
@@ -451,7 +474,7 @@ def test_no_command_knows_or_forges_the_mark(
         proxy.cut()
         with pytest.raises(SandboxError, match="the engine hung up before the command's end"):
             future.result(timeout=60)
-    assert wait_for(lambda: not processes_of(long_sleep))
+    assert gone(long_sleep)
 
 
 @pytest.mark.parametrize("lost", ["all", "the end of stdout"])
@@ -474,9 +497,9 @@ def test_case_37_no_fault_of_the_engine_becomes_a_reward(
 
         return run(container, program, env, take_and_cut)
 
-    monkeypatch.setattr(docker, "_ASKED", 4)
     monkeypatch.setattr(docker.DockerContainer, "run", cut_one)
     assert grade(task, task.patch.encode(), made, config).outcome is Outcome.RESOLVED
+    monkeypatch.setattr(docker, "_ASKED", 4)  # from now on a fault is as good
     for number in range(1, programs + 1):
         programs, broken = 0, number
         try:
@@ -518,7 +541,7 @@ def test_case_18_an_engine_that_hangs_is_not_waited_for_long(
         made.close()
     assert time.monotonic() - start < 30
     proxy.stall(False)
-    assert wait_for(lambda: not docker.leftovers("engine hangs"))
+    assert wait_for(lambda: not docker.leftovers("engine hangs"), seconds=180)  # one after another
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(made._reaper._child.pid).kill()
 
@@ -531,12 +554,15 @@ def test_case_18_an_engine_that_hangs_is_not_waited_for_long(
 
 def test_case_19_few_start_at_once(make: Make, small_task: Task) -> None:
     class Counted(DockerBackend):
-        now, most, lock = 0, 0, threading.Lock()
+        now, most, lock, three = 0, 0, threading.Lock(), threading.Event()
 
         def _start(self, image: str, task: Task) -> Any:
             with self.lock:
                 self.now += 1
                 self.most = max(self.most, self.now)
+            if self.most >= 3:
+                self.three.set()
+            self.three.wait(60)  # the first wait until so many are there at once
             try:
                 return super()._start(image, task)
             finally:
@@ -574,7 +600,7 @@ def test_case_19_a_busy_engine_is_asked_again(
     before = engine.containers()
     with pytest.raises(SandboxError, match="small__small-1 could not be started: toomanyrequests"):
         made.open(small_task)
-    assert len(refusals) == 100 and engine.containers() == before
+    assert len(refusals) == 100 and engine.containers() <= before
     refusals[:] = [400]
     with pytest.raises(SandboxError, match="toomanyrequests"):  # a refusal for good is not repeated
         made.open(small_task)
@@ -831,7 +857,7 @@ def test_case_18_a_runs_containers_are_listed_and_reaped(
     found = docker.leftovers("run-a")
     assert {each.name for each in found} == {name_of(sandbox) for sandbox in sandboxes[:2]}
     assert all(each.kind == "docker" and each.run == "run-a" and each.orphan is False for each in found)
-    assert all(each.age is not None and 0 <= each.age < 60 for each in found)
+    assert all(each.age is not None and 0 <= each.age < 600 for each in found)
     assert {name_of(sandbox) for sandbox in sandboxes} <= {each.name for each in docker.leftovers()}
     docker.reap(found[0])
     docker.reap(found[0])  # gone already
@@ -883,8 +909,8 @@ def test_case_18_a_killed_driver_leaves_nothing(
         [leftover] = docker.leftovers(run)
         assert leftover.orphan
         docker.reap(leftover)
-    assert wait_for(lambda: not docker.leftovers(run), seconds=30)
-    assert wait_for(lambda: not processes_of(long_sleep))
+    assert wait_for(lambda: not docker.leftovers(run), seconds=120)
+    assert gone(long_sleep)
     if not reaper_too:  # it goes by itself a while later; no need to wait for it
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(its_reaper).kill()

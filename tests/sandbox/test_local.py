@@ -26,7 +26,7 @@ from swegym_tutorial.sandbox.root import leftovers, reap
 from swegym_tutorial.sandbox.view import hidden_folders, interpreter_folders, layers
 from swegym_tutorial.tasks import BUNDLED, Task
 
-from .conftest import processes_of, wait_for
+from .conftest import gone, processes_of, wait_for
 
 SITE = Path(pytest.__file__).parent.parent
 IMPORTS = {"PYTHONPATH": os.pathsep.join((str(Path(swegym_tutorial.__file__).parent.parent), str(SITE)))}
@@ -249,8 +249,10 @@ def _kernel_counts_processes(form: LocalBackend) -> bool:
 
 
 def test_processes_are_bounded(sandbox: Sandbox, form: LocalBackend) -> None:
-    forks = "import os,time\nn=0\ntry:\n  while n<200:\n    if not os.fork(): time.sleep(9)\n    n+=1\nexcept OSError: print(n)\ntime.sleep(2)"
-    result = sandbox.exec(f'python -c "{forks}"', timeout=60)
+    forks = "import os,time\nn=0\ntry:\n  while n<200:\n    if not os.fork(): time.sleep(600)\n    n+=1\nexcept OSError: print(n)"
+    if not _kernel_counts_processes(form):
+        forks += "\ntime.sleep(600)"  # until the meter looks
+    result = sandbox.exec(f'python -c "{forks}"', timeout=120)
     if _kernel_counts_processes(form):
         assert 20 < int(result.output) < 64
     else:
@@ -262,7 +264,7 @@ def test_a_fork_bomb_ends_with_its_command(sandbox: Sandbox, form: LocalBackend)
         pytest.skip(reason="too rough here, where only the meter stops it: see the test above")
     result = sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 60", timeout=2)
     assert result.exit_code in (124, 137)
-    assert not processes_of(str(sandbox.state.path))  # type: ignore[attr-defined]
+    assert gone(str(sandbox.state.path))  # type: ignore[attr-defined]
     assert output(sandbox, "echo fine") == "fine\n"
 
 
@@ -271,7 +273,7 @@ def test_a_command_may_be_killed_at_any_point_of_its_set_up(sandbox: Sandbox) ->
         for _ in range(3):
             result = sandbox.exec("sleep 60", timeout=thousandths / 4000)
             assert result.exit_code == 124 and result.timed_out
-    assert not processes_of(str(sandbox.state.path))  # type: ignore[attr-defined]
+    assert gone(str(sandbox.state.path))  # type: ignore[attr-defined]
     assert output(sandbox, "echo fine") == "fine\n"
 
 
@@ -292,11 +294,11 @@ def test_what_bubblewrap_told_before_it_was_killed(
     assert sandbox._told("exit-code") == code  # type: ignore[attr-defined]
 
 
-EIGHT = "for i in 1 2 3 4 5 6 7 8; do python -c 'x = b\"x\" * (200 << 20); import time; time.sleep(60)' & done; wait"
+EIGHT = "for i in 1 2 3 4 5 6 7 8; do python -c 'x = b\"x\" * (200 << 20); import time; time.sleep(600)' & done; wait"
 
 
 def test_memory_of_all_processes_together_is_bounded(sandbox: Sandbox) -> None:
-    result = sandbox.exec(EIGHT, timeout=60)
+    result = sandbox.exec(EIGHT, timeout=120)
     assert result.exit_code == 137 and not result.timed_out
     assert "[killed: its processes took" in result.output and "the limit is 512 MB]" in result.output
 
@@ -312,7 +314,7 @@ def test_memory_of_one_process_is_bounded(sandbox: Sandbox) -> None:
 
 def test_files_together_are_bounded(sandbox: Sandbox) -> None:
     result = sandbox.exec(
-        "for i in $(seq 400); do head -c 1000000 /dev/zero > f$i; sleep 0.01; done", timeout=60
+        "for i in $(seq 400); do head -c 1000000 /dev/zero > f$i; sleep 0.01; done; sleep 600", timeout=120
     )
     assert result.exit_code == 137 and "[killed: files take" in result.output
     assert sandbox.exec("echo more > more", timeout=60).exit_code != 0  # nothing grows any more
@@ -411,7 +413,7 @@ def test_shared_memory_files_are_bounded(sandbox: Sandbox) -> None:
 
 def test_processor_time_is_bounded(small_task: Task) -> None:
     with contextlib.closing(LocalBackend(cpu_seconds=1)) as backend:
-        assert backend.open(small_task).exec("while :; do :; done", timeout=60).exit_code in (128 + 24, 137)
+        assert backend.open(small_task).exec("while :; do :; done", timeout=300).exit_code in (128 + 24, 137)
 
 
 def test_descendants_are_found(long_sleep: str) -> None:
@@ -437,7 +439,7 @@ def test_a_bubblewrap_that_fails_is_told_with_the_mend(tmp_path: Path) -> None:
         LocalBackend(tmp_path, bwrap=str(fake))
     for part in ("Creating new namespace failed", "docker", "modal", "--sandbox subprocess"):
         assert part in str(raised.value)
-    assert os.listdir(tmp_path) == ["bwrap"] and not processes_of(str(tmp_path))
+    assert os.listdir(tmp_path) == ["bwrap"] and gone(str(tmp_path))  # a watchdog may end a little later
     with pytest.raises(SandboxUnavailable, match="No such file"):
         LocalBackend(tmp_path, bwrap=str(tmp_path / "absent"))
 
@@ -497,7 +499,7 @@ def test_case_18_a_killed_driver_leaves_neither_folder_nor_process(
 ) -> None:
     folder, long_sleep = killed_driver(kind)
     assert wait_for(lambda: not folder.exists())
-    assert wait_for(lambda: not processes_of(long_sleep) and not processes_of(str(folder)), 5)
+    assert gone(long_sleep) and gone(str(folder))
 
 
 def test_case_18_what_a_killed_watchdog_leaves_is_listed_and_reaped(
@@ -509,7 +511,7 @@ def test_case_18_what_a_killed_watchdog_leaves_is_listed_and_reaped(
     assert leftovers(tmp_path) == [folder]
     assert json.loads((folder / "driver.json").read_text())["pid"] not in psutil.pids()
     reap(folder)
-    assert not folder.exists() and leftovers(tmp_path) == [] and not processes_of(long_sleep)
+    assert not folder.exists() and leftovers(tmp_path) == [] and gone(long_sleep)
     assert living.root.exists()
     living.close()
 
@@ -524,7 +526,7 @@ backend = LocalBackend(memory_mb=512, disk_mb=64, processes=64)
 sandbox = backend.open(Task("t", "r", "", "", "", "", "", (), (), files={"a": "b"}))
 commands = json.loads(input())
 print(json.dumps([sandbox.exec(command, timeout=60).output for command in commands]))
-print(json.dumps(sandbox.exec(EIGHT, timeout=60).output))
+print(json.dumps(sandbox.exec(EIGHT, timeout=120).output))
 sandbox.exec("mkdir -p x/y; chmod 000 x . ~ /tmp", timeout=60)
 sandbox.write_file("/tmp/late", b"late")
 assert sandbox.read_file("/tmp/late") == b"late"
@@ -551,7 +553,7 @@ def test_an_ordinary_user_gets_the_same() -> None:
     python = next(filter(reaches, (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3")), None)
     if python is None:
         pytest.skip(reason="another user can reach no Python 3.11 with psutil here")
-    forks = "import os,time\nn=0\ntry:\n  while n<200:\n    if not os.fork(): time.sleep(9)\n    n+=1\nexcept OSError: print(n)"
+    forks = "import os,time\nn=0\ntry:\n  while n<200:\n    if not os.fork(): time.sleep(600)\n    n+=1\nexcept OSError: print(n)"
     commands = [
         "id -un; ls -A; python -m pytest --version; unshare -r true; ls /root; cat /proc/1/environ | grep -c secret",
         f'python -c "{forks}"',

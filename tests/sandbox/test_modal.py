@@ -6,6 +6,7 @@ for, and every way in which it was seen to fail.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -44,6 +45,9 @@ from swegym_tutorial.tasks import Task
 from .conftest import processes_of, wait_for
 
 ROOT = Path(__file__).parents[2]
+QUICK = (
+    50.0  # seconds, with the start of Python on a busy machine; the client's own word comes after a minute
+)
 IMAGE = "example/sweb.eval.x86_64.small_s_small-1:latest"
 
 
@@ -55,6 +59,7 @@ def server(modal_server: ModalServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
     running = set(modal_server.running)
     yield modal_server
     modal_server.create_seconds, modal_server.build_seconds, modal_server.page_size = 0.0, 0.0, 100
+    modal_server.holding = False
     modal_server.rejecting_tokens = False
     modal_server.missing_images.clear()
     modal_server.contents.clear()
@@ -100,7 +105,7 @@ def in_child(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert answer.returncode == 0, answer.stdout[-3000:]
     return answer.stdout, time.monotonic() - start
@@ -201,9 +206,13 @@ def test_case_11_an_image_that_is_missing_is_named_with_its_task(
 def test_case_19_a_storm_of_starts_is_held_back(server: ModalServer, small_task: Task) -> None:
     # tinker-cookbook#302, uni-agent#47
     sandboxes = ModalBackend(TrainingConfig.laptop(sandbox_starts=3))
-    server.create_seconds, server.most_creating = 0.2, 0
+    server.holding, server.most_creating = True, 0
     with ThreadPoolExecutor(12) as pool:
-        opened = list(pool.map(sandboxes.open, [small_task] * 12))
+        starting = pool.map(sandboxes.open, [small_task] * 12)
+        assert wait_for(lambda: server.creating == 3)
+        server.holding = False
+        server.create_seconds = 0.2
+        opened = list(starting)
     assert server.most_creating == 3
     assert len({id_of(one) for one in opened}) == 12
     sandboxes.close()
@@ -273,24 +282,28 @@ def test_death_during_a_command_is_told_from_a_command_that_is_killed(
         assert wait_for(lambda: processes_of(long_sleep))
         server.kill(id_of(opened))
         with pytest.raises(SandboxError, match="the sandbox broke: it was terminated on Modal"):
-            future.result(timeout=30)
+            future.result(timeout=120)
 
 
 def test_the_end_of_the_lifetime_is_told(server: ModalServer, small_task: Task) -> None:
-    sandboxes = ModalBackend(TrainingConfig.laptop(sandbox_lifetime=1.2))
-    opened = sandboxes.open(small_task)
-    with pytest.raises(SandboxError, match="its lifetime of 1 s is over"):
-        opened.exec("sleep 30", timeout=60)
+    sandboxes = ModalBackend(TrainingConfig.laptop(sandbox_lifetime=5.2))
+    opened = sandboxes.open(small_task)  # which a busy machine does in that time
+    with pytest.raises(SandboxError, match="its lifetime of 5 s is over"):
+        opened.exec("sleep 600", timeout=600)
     sandboxes.close()
 
 
 def test_a_command_that_modal_itself_ends_is_a_fault_and_what_it_wrote_is_there(sandbox: Sandbox) -> None:
     # The client then says nothing but -1, and only where the output was read before or meanwhile.
     inner = sandbox.container  # type: ignore[attr-defined]
-    short = ModalContainer(inner._modal, inner._sandbox, lifetime=1)
     taken: list[bytes] = []
-    with pytest.raises(SandboxError, match="life of 1 s ended"):
-        short.run(["/bin/bash", "-c", "echo begun; sleep 60"], {}, lambda stream, data: taken.append(data))
+    for seconds in (1, 10, 60):  # a busy machine may not have begun it
+        short = ModalContainer(inner._modal, inner._sandbox, lifetime=seconds)
+        program = ["/bin/bash", "-c", "echo begun; sleep 600"]
+        with pytest.raises(SandboxError, match=f"life of {seconds} s ended"):
+            short.run(program, {}, lambda stream, data: taken.append(data))
+        if taken:
+            break
     assert taken == [b"begun\n"]
 
 
@@ -308,24 +321,31 @@ def test_a_command_of_which_nothing_is_heard_is_given_up(
 def test_a_sandbox_of_which_nothing_is_heard_is_not_opened(
     server: ModalServer, sandboxes: ModalBackend, small_task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kind, "OPENING_PATIENCE", 1.0)
-    monkeypatch.setattr(ModalBackend, "start_patience", 2.0)
     server.hang_execs()
-    with pytest.raises(SandboxError, match="Modal did not answer within 1 s"):
-        sandboxes.open(small_task)
-    server.create_seconds = 4.0
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "OPENING_PATIENCE", 1.0)
+        with pytest.raises(SandboxError, match="Modal did not answer within 1 s"):
+            sandboxes.open(small_task)
+    monkeypatch.setattr(ModalBackend, "start_patience", 2.0)
+    server.holding = True
     before = len(server.containers)
     with pytest.raises(SandboxError, match="modal: no sandbox was made within 2 s"):
         sandboxes.open(small_task)
+    assert wait_for(lambda: server.creating == 1)
+    server.holding = False
     assert wait_for(
         lambda: len(server.containers) > before
     )  # it is made when nobody waits any more, and is ended
     assert wait_for(lambda: not set(server.running) & set(list(server.containers)[before:]))
 
 
-def test_output_goes_on_after_the_connection_broke(server: ModalServer, sandbox: Sandbox) -> None:
+def test_output_goes_on_after_the_connection_broke(
+    server: ModalServer, sandbox: Sandbox, long_sleep: str
+) -> None:
+    command = f": {long_sleep}; for i in {{1..25}}; do echo $i; sleep 0.1; done"
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(sandbox.exec, "for i in {1..25}; do echo $i; sleep 0.1; done", timeout=60)
+        future = pool.submit(sandbox.exec, command, timeout=60)
+        assert wait_for(lambda: processes_of(long_sleep))
         time.sleep(0.8)
         server.drop_router()
         time.sleep(0.3)
@@ -357,6 +377,8 @@ def test_a_command_of_which_all_is_refused_is_told_once_and_not_run_twice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     count, opened, starts = server.count, [sandboxes.open(small_task) for _ in range(5)], 0
+    gc.collect()  # what other tests left to be told of
+    caplog.clear()
 
     def refuse(name: str) -> None:
         nonlocal starts
@@ -370,6 +392,7 @@ def test_a_command_of_which_all_is_refused_is_told_once_and_not_run_twice(
         with pytest.raises(SandboxError, match="the worker has lost it"):
             sandbox.exec("true", timeout=5)
     assert starts == 5
+    gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
@@ -388,7 +411,7 @@ def test_case_18_an_interrupt_while_opening_leaves_nothing(
     server: ModalServer, sandboxes: ModalBackend, small_task: Task
 ) -> None:  # tinker-cookbook#943
     sandboxes.open(small_task).close()
-    before, server.create_seconds = len(server.containers), 1.0
+    before, server.holding = len(server.containers), True
 
     def interrupt() -> None:
         wait_for(lambda: server.creating)
@@ -396,11 +419,11 @@ def test_case_18_an_interrupt_while_opening_leaves_nothing(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         sandboxes.open(small_task)
-    assert time.monotonic() - start < 0.9
     thread.join()
+    assert server.creating == 1  # nobody waited for it
+    server.holding = False
     assert wait_for(lambda: len(server.containers) > before)
     assert wait_for(lambda: not set(server.running) & set(list(server.containers)[before:]))
 
@@ -408,12 +431,15 @@ def test_case_18_an_interrupt_while_opening_leaves_nothing(
 def test_case_18_closing_while_opening_leaves_nothing(
     server: ModalServer, sandboxes: ModalBackend, small_task: Task
 ) -> None:
-    server.create_seconds = 1.0
+    server.holding = True
     before = len(server.containers)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(sandboxes.open, small_task) for _ in range(4)]
         assert wait_for(lambda: server.creating >= 2)
-        sandboxes.close()
+        release = threading.Timer(1.0, setattr, (server, "holding", False))
+        release.start()
+        sandboxes.close()  # which waits for those
+        release.join()
         for future in futures:
             with pytest.raises(SandboxError, match="closed"):
                 future.result(timeout=30)
@@ -425,15 +451,21 @@ def test_an_interrupt_waits_for_no_image(server: ModalServer, image_task: Task) 
     sandboxes = ModalBackend(TrainingConfig.laptop(), say=told.append)
     tasks = [replace(image_task, instance_id=f"small-{n}", image=f"example/slow:{n}") for n in range(20)]
     sandboxes.missing(tasks[:1])
-    server.build_seconds = 20.0
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    start = time.monotonic()
+    server.build_seconds = 60.0
+    builds, interrupted = server.calls["ImageJoinStreaming"], list[float]()
+
+    def interrupt() -> None:
+        wait_for(lambda: len(told) == 2 and server.calls["ImageJoinStreaming"] > builds)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         sandboxes.missing(tasks)
     sandboxes.close()
-    assert time.monotonic() - start < 10 and len(told) == 2
-    timer.join()
+    assert time.monotonic() - interrupted[0] < 40 and len(told) == 2
+    thread.join()
 
 
 # Tags, listing, reaping
@@ -454,7 +486,7 @@ def test_case_18_the_sandboxes_of_a_run_are_listed_and_reaped(
     assert leftovers("run") == [] and first | second <= names(leftovers())
     left = leftovers("run 2")[0]
     assert (left.kind, left.run, left.orphan) == ("modal", "run-2", False)
-    assert left.age is not None and 0 <= left.age < 120
+    assert left.age is not None and 0 <= left.age < 600
     for left in leftovers("run 1"):
         reap(left)
         reap(left)
@@ -503,7 +535,7 @@ def test_case_18_what_a_killed_driver_left_is_found_and_reaped(server: ModalServ
 
 
 END_IN_THE_MIDST = """
-import threading, time
+import os, threading, time
 from swegym_tutorial import TrainingConfig, load_tasks
 from swegym_tutorial.sandbox import SandboxError, backend
 opened = backend("modal", TrainingConfig.laptop(), run="of a driver that ended")
@@ -512,7 +544,7 @@ def run():
     try:
         sandboxes[0].exec("sleep 1000", timeout=1000)
     except SandboxError as error:
-        print(error)
+        os.write(1, f"{error}\\n".encode())  # print has a lock, with which the interpreter's end may catch it
 threading.Thread(target=run, daemon=True).start()
 time.sleep(0.5)
 """
@@ -579,12 +611,12 @@ def test_without_the_package_the_mend_is_told() -> None:
 
 def test_without_a_token_the_mend_is_told_in_seconds() -> None:
     said, seconds = in_child(ASK)
-    assert "needs a token of Modal" in said and "`modal token new`" in said and seconds < 15
+    assert "needs a token of Modal" in said and "`modal token new`" in said and seconds < QUICK
 
 
 def test_with_a_wrong_token_the_mend_is_told_in_seconds(server: ModalServer) -> None:
     said, seconds = in_child(ASK, {**server.settings, "MODAL_TOKEN_SECRET": "as-wrong"})
-    assert "refuses the token" in said and "`modal token new`" in said and seconds < 15
+    assert "refuses the token" in said and "`modal token new`" in said and seconds < QUICK
     assert in_child(ASK, server.settings)[0] == "available\n"
 
 
@@ -596,7 +628,7 @@ def test_an_unreachable_server_is_told_in_seconds(server: ModalServer, url: str)
         taken.bind(("127.0.0.1", 0))
         address = url.format(closed=taken.getsockname()[1])
         said, seconds = in_child(ASK, {**server.settings, "MODAL_SERVER_URL": address})
-    assert "Modal cannot be reached" in said and address in said and seconds < 15
+    assert "Modal cannot be reached" in said and address in said and seconds < QUICK
 
 
 def test_a_server_that_accepts_and_says_nothing_is_told(server: ModalServer) -> None:
@@ -604,7 +636,7 @@ def test_a_server_that_accepts_and_says_nothing_is_told(server: ModalServer) -> 
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         code = "from swegym_tutorial.sandbox import modal_client; modal_client.HELLO = 2\n" + ASK
         said, seconds = in_child(code, {**server.settings, "MODAL_SERVER_URL": url})
-    assert "did not answer within 2 s" in said and seconds < 30
+    assert "did not answer within 2 s" in said and seconds < QUICK
 
 
 def test_a_container_on_modal_needs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -680,10 +712,15 @@ def test_a_storm_of_commands_on_one_backend(
         opened.close()
         return said
 
-    threads = threading.active_count()
+    threads = len(lasting())
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(work, range(16))) == [[f"{i}.{n}\n" for n in range(4)] for i in range(16)]
-    assert wait_for(lambda: threading.active_count() <= threads + 2), "threads were left behind"
+    assert wait_for(lambda: len(lasting()) <= threads + 2), f"threads were left behind: {lasting()}"
+
+
+def lasting() -> list[str]:
+    """The names of the threads, without the pool that the tests' server fills by and by."""
+    return [thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
 
 
 # Other releases of the client

@@ -113,7 +113,7 @@ def train(
         "OMP_WAIT_POLICY": "passive",
         **settings,
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "train-job0 step 1: mean reward" in done.stdout
     return list(EventReader(output).read())
@@ -134,7 +134,7 @@ def test_a_step_on_docker(server: LocalServer, image: Image, engine: Engine, tmp
     engine.podman("build", "-q", "--network=none", "-t", TAG, str(image.tasks.parent))
     before = engine.containers()
     check(train(server, image, "docker", tmp_path / "run", **engine.settings))
-    assert engine.containers() == before
+    assert engine.containers() <= before
 
 
 @pytest.mark.slow
