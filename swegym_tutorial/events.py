@@ -41,7 +41,7 @@ _START = rb'\{"time": [\d.]+, "event": "(%s)"(?:, "phase": "([^"]*)", "job": "([
 READ = 2**20  # bytes of a log that are read at once
 LONGEST_LINE = 2**24  # bytes: what is longer is no event of ours, and is passed over
 IN_MEMORY = 8192  # tokens: an attempt of more is kept on disk alone, once it is there
-OPENING = 1.0  # seconds: who looks whether a folder is written to holds its lock for a moment
+OPENING = 3.0  # seconds: who looks whether a folder is written to holds its lock for a moment
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -118,7 +118,7 @@ def leftovers(parent: Path | None = None) -> list[Path]:
     for folder in sorted(f for place in ([parent] if parent else places()) for f in place.glob(f"{PREFIX}*")):
         try:
             with open(folder / DRIVER, encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others may look too
         except OSError:  # locked by its living driver, another user's, or no folder of ours
             continue
         found.append(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -170,3 +171,15 @@ def test_a_sandbox_that_cannot_be_ended_is_told(tmp_path: Path, monkeypatch: pyt
         assert reap_runs("local", ["dead"], told.append) == 0
     assert len(told) == 1 and "the disk is stuck" in told[0] and str(tmp_path) in told[0]
     assert reap_runs("local", ["dead"], told.append) == 1
+
+
+def test_two_who_look_at_once_both_find_a_dead_drivers_folder(tmp_path: Path) -> None:
+    dead = tmp_path / f"{root.PREFIX}dead"
+    dead.mkdir()
+    (dead / root.DRIVER).write_text("{}")
+    with open(dead / root.DRIVER, encoding="utf-8") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert root.leftovers(tmp_path) == [dead]
+    with open(dead / root.DRIVER, encoding="utf-8") as driver:
+        fcntl.flock(driver, fcntl.LOCK_EX)
+        assert root.leftovers(tmp_path) == []
