@@ -217,7 +217,7 @@ def test_a_session_that_never_began_is_closed_without_the_server(proxy: Proxy, s
 def test_a_wrong_path_is_one_clear_line(server: LocalServer) -> None:
     wrong = {**os.environ, "TINKER_BASE_URL": f"{server.url}/x", "TINKER_API_KEY": server.key}
     command = [sys.executable, "-m", "swegym_tutorial.cli", "train", "--smoke-test"]
-    done = subprocess.run(command, env=wrong, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=wrong, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.count("\n") == 2, done.stderr  # the first: that it asks
     assert "creating a rank-32 LoRA client" in done.stderr and "404" in done.stderr
 
@@ -280,12 +280,12 @@ def test_the_smoke_test_prints_its_line_and_opens_nothing(server: LocalServer, t
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert (done.stdout, done.returncode) == ("smoke ok: generated 4 tokens\n", 0), done.stderr
     assert not list(tmp_path.iterdir())
     wrong = {**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-wrong"}
-    done = subprocess.run(command, env=wrong, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=wrong, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "refuses the key" in done.stderr and "Traceback" not in done.stderr
 
 
