@@ -15,6 +15,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from .config import TrainingConfig
 from .halt import Halt, Stopped
 from .minibatch import datum
 from .sampler import PolicySampler
-from .session import START_TIMEOUT, Line, Session
+from .session import START_TIMEOUT, Line, Session, settle
 from .watch import WaitingCall, Watch, ailment
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ class PolicyService:
         self._address = address
         self._halt, self._log = halt, log
         self._clients: list[PolicyClient] = []
+        self._sessions = weakref.WeakSet[Session]()
         self._closed = False
         self.watch = Watch(log, lambda: ailment(*self._address))
         self._line = Line(self.session, self.watch)
@@ -281,7 +283,8 @@ class PolicyService:
         """Return a new session, which the caller closes. Raises Stopped after close()."""
         if self._closed:
             raise Stopped
-        return Session(self.config, self._address)
+        self._sessions.add(made := Session(self.config, self._address))
+        return made
 
     def client(self, job: int, halt: threading.Event | None = None) -> PolicyClient:
         """Return a job's client, whose adapter is made by its first call. halt: ends its waiting."""
@@ -326,23 +329,19 @@ class PolicyService:
 
     def recovered(self, job: int, checkpoint: str | None, reason: str, seconds: float) -> None:
         """Log that a job's adapter was made anew from a checkpoint, or with None from the start."""
-        self._log(
-            "recovered",
-            job=f"train-job{job}",
-            checkpoint=checkpoint,
-            reason=reason,
-            seconds=round(seconds, 1),
-        )
+        about = {"checkpoint": checkpoint, "reason": reason, "seconds": round(seconds, 1)}
+        self._log("recovered", job=f"train-job{job}", **about)
 
     def minibatch_done(self, job: int, step: int, submitted: float) -> None:
         """Log that a minibatch was trained on, and how long after its submission (by time.monotonic())."""
-        seconds = round(time.monotonic() - submitted, 4)
-        self._log("minibatch", job=f"train-job{job}", step=step, seconds=seconds)
+        took = time.monotonic() - submitted
+        self._log("minibatch", job=f"train-job{job}", step=step, seconds=round(took, 4))
 
     def close(self) -> None:
-        """End all sessions, with the heartbeats that the SDK sends for them. Waits for no server."""
+        """End all sessions, with the heartbeats that the SDK sends for them. Waits for a server a moment at most."""
         self._closed = True
         for client in self._clients:
             client.close()
         self._line.close()
         self.watch.close()
+        settle(self._sessions)

@@ -10,8 +10,9 @@ import concurrent.futures
 import math
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .calls import CALL_TIMEOUT, PolicyError, Trouble, in_thread, pause, translated, wait
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 600.0
 ASK_TIMEOUT = 60.0
+BEGINNING = 1.5  # seconds that sessions which are just beginning hold up the end
 LIMITS = {
     Trouble.REFUSED: 2,
     Trouble.GONE: 5,
@@ -45,6 +47,8 @@ class Session:
         )
         self._holder: Any = None  # the session itself, which the SDK begins at the first call
         self._closed = False
+        self.settled = threading.Event()  # not set while it begins
+        self.settled.set()
         self._samplers: dict[tuple[str, str], concurrent.futures.Future[tinker.SamplingClient]] = {}
         self._lock = threading.Lock()
 
@@ -99,9 +103,13 @@ class Session:
             ails = in_thread(lambda: ailment(*self._address), halt, what, ASK_TIMEOUT)
             if ails:
                 raise PolicyError(f"{what}: {ails}", Trouble.LOST)
+            self.settled.clear()
 
         def in_session() -> Any:
-            self._holder = self._service.holder
+            try:
+                self._holder = self._service.holder
+            finally:
+                self.settled.set()
             if self._closed:  # while the server kept this thread waiting
                 self._holder.close()
                 raise Stopped(what)
@@ -115,6 +123,13 @@ class Session:
         self._closed = True
         if self._holder is not None:  # asking the SDK for it would begin a session
             self._holder.close()
+
+
+def settle(sessions: Iterable[Session]) -> None:
+    """Give those that are just beginning a moment, for the SDK would ask a server that ends now for minutes."""
+    end = time.monotonic() + BEGINNING
+    for session in list(sessions):
+        session.settled.wait(max(0.0, end - time.monotonic()))
 
 
 def _shared(future: concurrent.futures.Future[Any], halt: threading.Event, what: str) -> Any:

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,37 @@ def test_a_session_that_never_began_is_closed_without_the_server(proxy: Proxy, s
         time.sleep(0.05)
     assert task.done()
     assert "create_model" not in [path for path, _ in proxy.calls]
+
+
+def test_a_session_that_is_just_beginning_at_the_end_leaves_no_thread(
+    proxy: Proxy, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local server ends next, and the SDK would ask for it for minutes."""
+    monkeypatch.setattr("swegym_tutorial.session.BEGINNING", 60.0)
+    asked, closing, stop = threading.Event(), threading.Event(), Halt()
+
+    def slow(body: bytes) -> None:
+        asked.set()
+        closing.wait(60)
+
+    proxy.before["create_session"] = slow
+    service = PolicyService(CONFIG, (proxy.url, server.key), stop)
+    client = service.client(0)
+    beginning = threading.Thread(target=partial(_stopped, client.begin))
+    beginning.start()
+    assert asked.wait(60)
+    (session,) = service._sessions
+    stop.set()
+    beginning.join(60)
+    threading.Timer(0.5, closing.set).start()
+    service.close()
+    assert closing.is_set() and session._holder is not None  # it was waited for
+    assert "create_model" not in [path for path, _ in proxy.calls]
+
+
+def _stopped(call: Callable[[], object]) -> None:
+    with pytest.raises(Stopped):
+        call()
 
 
 def test_a_wrong_path_is_one_clear_line(server: LocalServer) -> None:
