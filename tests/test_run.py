@@ -40,7 +40,15 @@ from swegym_tutorial.timeline import Kind, read_spans
 from swegym_tutorial.trials import evaluate_policy
 
 ROOT = Path(__file__).parent.parent
-SMALL = {"steps": 2, "groups_per_batch": 4, "max_groups_per_batch": 4, "evaluation_attempts": 1}
+SMALL = {
+    "steps": 2,
+    "groups_per_batch": 4,
+    "max_groups_per_batch": 4,
+    "group_size": 4,
+    "evaluation_tasks": 8,
+    "evaluation_attempts": 1,
+}
+WHOLE = {**SMALL, "group_size": 8}  # so that all usual outcomes come about
 LONG = {**SMALL, "steps": 50}  # not done before a test has had its turn
 
 
@@ -87,7 +95,7 @@ def family(pid: int) -> list[psutil.Process]:
 def whole(tmp_path_factory) -> Path:
     """The folder of a short run with evaluations, made once."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    run = TrainingRun(TrainingConfig.laptop(**SMALL), folder, evaluate=True)
+    run = TrainingRun(TrainingConfig.laptop(**WHOLE), folder, evaluate=True)
     run.start()
     run.wait()
     return folder
@@ -140,7 +148,7 @@ def test_the_events_tell_the_whole_story(whole):
     assert [(e.label, e.split, e.attempts, e.lost) for e in summary.evaluations] == [
         (label, split, attempts, 0)
         for label in ("before", "after")
-        for split, attempts in (("held-out", 40), ("held-out-phrasings", 20), ("held-out-families", 20))
+        for split, attempts in (("held-out", 8), ("held-out-phrasings", 8), ("held-out-families", 8))
     ]
     graded = events(whole, "episode")
     assert {"look", "act", "line", "check"} <= {name for event in graded for name in event["habits"]}
@@ -182,9 +190,9 @@ def test_the_sampled_logprobs_are_what_the_server_computes_for_the_same_policy(w
 @pytest.mark.slow
 def test_a_finished_run_can_be_evaluated_and_extended(whole, tmp_path):
     result = evaluate_policy(whole, attempts=1)
-    assert result.attempts == 40 and 0 <= result.rate <= 1
+    assert result.attempts == 8 and 0 <= result.rate <= 1
     before = (whole / "events.jsonl").read_text()
-    run = TrainingRun(TrainingConfig.laptop(**{**SMALL, "steps": 3}), whole, resume=True)
+    run = TrainingRun(TrainingConfig.laptop(**{**WHOLE, "steps": 3}), whole, resume=True)
     run.start()
     run.wait()
     assert (whole / "events.jsonl").read_text().startswith(before)
