@@ -11,6 +11,10 @@ goes on when the terminal closes (`modal app logs swegym-tutorial-training` show
 At any time `modal volume get swegym-tutorial-runs first runs/` copies the folder down, and
 `swegym-tutorial show runs/first`, the dashboard and --resume work on it.
 
+Whatever else `swegym-tutorial train` takes goes into --options, as one text: --options "--tasks swegym:all --set
+kl_coef=0". Own tasks come by the volume, which the first run makes: `modal volume put swegym-tutorial-runs
+tasks.jsonl`, and then --options "--tasks /runs/tasks.jsonl".
+
 The Modal Secret SECRET has to hold TINKER_BASE_URL and TINKER_API_KEY:
 `modal secret create spindle TINKER_BASE_URL=https://... TINKER_API_KEY=tml-...`. Other names are read from the
 environment: SWEGYM_TUTORIAL_SECRET and SWEGYM_TUTORIAL_VOLUME. The sandboxes are opened with the container's own
@@ -20,6 +24,7 @@ rights, so no Modal token goes in. Only this module imports modal at the top.
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -112,10 +117,18 @@ def run_training(clients: int, steps: int, groups_per_batch: int, smoke_test: bo
 
 @app.function(image=image, secrets=[secret], volumes={MOUNT: volume}, cpu=4, memory=8192, timeout=DAY)
 def full(
-    name: str, clients: int = 8, steps: int = 100, groups_per_batch: int = 32, hours: float = 23.0
+    name: str,
+    clients: int = 8,
+    steps: int = 100,
+    groups_per_batch: int = 32,
+    hours: float = 23.0,
+    options: str = "",
 ) -> None:
-    """Train for real in the folder `name` of the volume; goes on with the run that is there."""
-    train(Path(MOUNT), volume.commit, name, clients, steps, groups_per_batch, hours)
+    """Train for real in the folder `name` of the volume; goes on with the run that is there.
+
+    options: more of `swegym-tutorial train`'s, as they are written in a shell.
+    """
+    train(Path(MOUNT), volume.commit, name, clients, steps, groups_per_batch, hours, shlex.split(options))
 
 
 def train(
@@ -126,6 +139,7 @@ def train(
     steps: int,
     groups_per_batch: int,
     hours: float,
+    options: Sequence[str] = (),
 ) -> None:
     """Train in the folder `name` of `runs`, or go on with the run that is there. Raises ValueError for a name with folders."""
     if Path(name).name != name or name in ("", ".", ".."):
@@ -139,7 +153,8 @@ def train(
     }
     arguments = [text for option, number in numbers.items() for text in (option, str(number))]
     resume = ["--resume"] if (folder / "config.json").is_file() else []
-    keep(folder, commit, lambda: run_command(["train", *arguments, "--output", str(folder), *resume]))
+    whole = ["train", *arguments, *options, "--output", str(folder), *resume]
+    keep(folder, commit, lambda: run_command(whole))
 
 
 @app.local_entrypoint()

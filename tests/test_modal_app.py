@@ -86,9 +86,10 @@ def test_what_the_short_run_asks_modal_for(server: ModalServer) -> None:
 @pytest.mark.slow
 def test_what_the_full_run_asks_modal_for(server: ModalServer) -> None:
     module = "swegym_tutorial.modal_app::full"
-    modal_run(server, "--detach", "-m", module, "--name", "first", "--clients", "4", "--hours", "2.5")
+    more = ["--options", "--tasks swegym:all --set kl_coef=0"]
+    modal_run(server, "--detach", "-m", module, "--name", "first", "--clients", "4", "--hours", "2.5", *more)
     given = {"name": "first", "clients": 4, "steps": 100, "groups_per_batch": 32, "hours": 2.5}
-    assert server.called[-1] == ("fu-full", ((), given))
+    assert server.called[-1] == ("fu-full", ((), {**given, "options": more[1]}))
 
     asked = server.functions["full"]
     assert (asked.resources.milli_cpu, asked.resources.memory_mb, asked.timeout_secs) == (4000, 8192, 86400)
@@ -155,6 +156,14 @@ def test_a_name_stays_in_the_volume(tmp_path: Path, name: str) -> None:
         train(tmp_path, lambda: None, name, 1, 1, 1, 1.0)
 
 
+def test_wrong_options_are_refused_before_anything_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"--set kl_coeff=0 .*ended with exit code 2"):
+        train(tmp_path, lambda: None, "first", 1, 1, 1, 1.0, ["--set", "kl_coeff=0"])
+    assert "kl_coeff" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_functions_train(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the training server of a laptop needs torch")
@@ -164,9 +173,12 @@ from swegym_tutorial import modal_app
 modal_app.run_training.local(1, 1, 1, smoke_test=True)
 commits = []
 for steps in (1, 2):
-    modal_app.train(Path({str(tmp_path)!r}), lambda: commits.append(None), "first", 1, steps, 1, 1.0)
+    modal_app.train(
+        Path({str(tmp_path)!r}), lambda: commits.append(None), "first", 1, steps, 1, 1.0, ["--set", "group_size=4"]
+    )
 print(len(commits) >= 2)
 """
     assert run_child(["-c", code]).endswith("True\n")
     events = [json.loads(line) for line in (tmp_path / "first" / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "step_done"] == [0, 1]
+    assert json.loads((tmp_path / "first" / "config.json").read_text())["group_size"] == 4
