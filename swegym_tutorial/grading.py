@@ -122,8 +122,9 @@ def grade(
     task's or the sandbox's. bench: remembers that, and one is made where none is given. gold: the results of
     the listed tests with the gold patch: what was XFAIL there may be XFAIL. told: how many tests tell a result with it,
     listed or not; half of them must for a reward. Raises SandboxError for infrastructure faults,
-    GradingUnavailable where what the task needs is not installed.
+    GradingUnavailable where what the task needs is not installed, TypeError for a patch that is text.
     """
+    _check_bytes(patch)
     start = time.monotonic()
     if not patch.strip():
         if not grade_empty:
@@ -140,6 +141,14 @@ def grade(
     if not patch:  # worth nothing, whatever its tests tell
         verdict = replace(verdict, outcome=Outcome.EMPTY_PATCH)
     return replace(verdict, seconds=time.monotonic() - start)
+
+
+def _check_bytes(patch: object) -> None:
+    if not isinstance(patch, bytes):
+        raise TypeError(
+            f"a patch is bytes, for it is applied byte for byte, and this one is {type(patch).__name__}: give "
+            f"patch.encode(), as in grade(task, task.patch.encode(), ...)"
+        )
 
 
 def _judged(
@@ -309,6 +318,7 @@ class Grader:
 
     def grade(self, task: Task, patch: bytes) -> Verdict:
         """As the function `grade`; a fault is raised to all that wait for it, and not remembered."""
+        _check_bytes(patch)
         if not self._share or task.instance_id in self._flaky:
             return self._find(task, patch)
         key = (task.instance_id, hashlib.sha256(patch).digest())

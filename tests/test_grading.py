@@ -35,6 +35,16 @@ def test_the_gold_patch_is_resolved(task, sandboxes, config):
     assert set(verdict.tests.values()) == {"PASSED"} and "passed" in verdict.log
 
 
+def test_a_patch_that_is_text_is_refused_before_a_sandbox_is_opened(task, sandboxes, config):
+    counting = Counting(sandboxes)
+    for text in (task.patch, ""):
+        with pytest.raises(TypeError, match=r"a patch is bytes.* this one is str.*patch\.encode\(\)"):
+            grade(task, text, counting, config)
+        with pytest.raises(TypeError, match="a patch is bytes"):
+            Grader(counting, config).grade(task, text)
+    assert counting.opened == 0
+
+
 def test_a_patch_that_changes_nothing_of_use_is_unresolved(task, sandboxes, config):
     verdict = grade(task, patch_of(sandboxes, task, "echo more >> README.md"), sandboxes, config)
     assert verdict.outcome is Outcome.UNRESOLVED and verdict.reward == 0.0
