@@ -96,16 +96,18 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _smoke_test(config: TrainingConfig, parser: argparse.ArgumentParser) -> int:
-    from .connect import RunError
+    from .connect import RunError, server_from_environment
     from .trials import smoke_test
 
     if config.preset != "laptop":
         print("asking the training server; a cold one takes minutes to start", file=sys.stderr, flush=True)
     try:
+        address = server_from_environment(config)
         count = smoke_test(config)
     except RunError as error:
         parser.error(str(error))
-    print(f"smoke ok: generated {count} tokens")
+    where = f"the server at {address[0]}" if address else "a local server"
+    print(f"smoke ok: generated {count} tokens with {config.base_model} on {where} (preset {config.preset})")
     return DONE
 
 

@@ -314,7 +314,8 @@ def test_the_smoke_test_prints_its_line_and_opens_nothing(server: LocalServer, t
         text=True,
         timeout=300,
     )
-    assert (done.stdout, done.returncode) == ("smoke ok: generated 4 tokens\n", 0), done.stderr
+    told = f"smoke ok: generated 4 tokens with {NAME} on the server at {server.url} (preset spindle)\n"
+    assert (done.stdout, done.returncode) == (told, 0), done.stderr
     assert not list(tmp_path.iterdir())
     wrong = {**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-wrong"}
     done = subprocess.run(command, env=wrong, cwd=tmp_path, capture_output=True, text=True, timeout=300)
