@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from .config import TrainingConfig
 from .sandbox import KINDS
 
 SPLITS = "train, held-out, held-out-phrasings and held-out-families (both bundled only), or a split that your file names"
@@ -37,6 +40,18 @@ def _png(text: str) -> Path:
             f"what is drawn is a PNG: name a file that ends in .png, not {text!r}"
         )
     return path
+
+
+def _setting(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"FIELD=VALUE is wanted, as in steps=10, not {text!r}")
+    names = [field.name for field in fields(TrainingConfig)]
+    if name not in names and (close := get_close_matches(name, names)):
+        raise argparse.ArgumentTypeError(
+            f"no setting is called {name!r}: did you mean {' or '.join(close)}? All are fields of TrainingConfig"
+        )
+    return text
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -212,6 +227,7 @@ def _train_arguments(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--set",
         action="append",
+        type=_setting,
         metavar="FIELD=VALUE",
         help="any other setting of TrainingConfig; may be given again",
     )

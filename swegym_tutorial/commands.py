@@ -105,8 +105,12 @@ def _show_episode(folder: Path, name: str) -> int:
 def evaluate(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from .trials import evaluate_policy
 
-    if bool(args.run_folder) == args.base:
+    if args.run_folder and args.base:
+        parser.error(f"only one is measured at a time: leave out --base, or the run folder {args.run_folder}")
+    if not args.run_folder and not args.base:
         parser.error("name a run folder, or --base for the policy that training starts from")
+    if args.run_folder and not (args.run_folder / "config.json").exists():
+        parser.error(f"there is no run in {args.run_folder}: it has no config.json")
     say = partial(print, file=sys.stderr, flush=True)
     result = evaluate_policy(
         args.run_folder, split=args.split, attempts=args.attempts, seed=args.seed, say=say
