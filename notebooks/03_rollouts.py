@@ -176,7 +176,7 @@ starts = np.cumsum([0, *(len(ids) for _, ids, _ in parts)]) - 0.5
 for (name, ids, own), start in zip(parts, starts, strict=False):
     color, ink = ("#DDDDDD", "#444444") if own is None else ("#0072B2", "white")
     strip.barh(0, len(ids), left=start, color=color, edgecolor="white")
-    strip.text(start + len(ids) / 2, 0, name, ha="center", va="center", color=ink, fontsize=9)
+    strip.text(start + len(ids) / 2, 0, name, ha="center", va="center", color=ink, fontsize=7.5)
     if own is None:
         bars.axvspan(start, start + len(ids), color="#F2F2F2", lw=0)
 strip.axis("off")
@@ -186,7 +186,8 @@ for t in np.flatnonzero(mask):
     bars.vlines(t, 1e-7, surprise[t], color="#D55E00" if chosen else "#56B4E9", lw=3)
     if surprise[t] > 2e-4:
         said = chat.tokenizer.decode([int(tokens[t])]).strip()
-        bars.text(t, 1.7 * surprise[t], said, ha="center", rotation=0 if chosen else 90)
+        size, turned = (10, 0) if chosen else (8, 90 * (len(said) > 1))  # neighbours are close
+        bars.text(t, 1.7 * surprise[t], said, ha="center", fontsize=size, rotation=turned)
 bars.set(yscale="log", ylim=(1e-7, 20), xlabel="position in the attempt, in tokens", ylabel="surprise: -log p")
 bars.set_yticks([1e-6, 1e-4, 1e-2, 1], ["0.000001", "0.0001", "0.01", "1"])
 bars.minorticks_off()
@@ -378,9 +379,13 @@ picture(figure, f"At the temperatures {temperatures}, of eight attempts {words}.
 
 # %% [markdown]
 # **What you should see.** At 0 all eight are the same, so that there is nothing to compare and nothing to learn. The likeliest first
-# word is *Guess*, and always taking it resolves few of these or none. With the temperature
-# grows the variety, and well above 1 so does nonsense: unlikely tokens break commands, and a broken command changes nothing.
-# (There are few attempts behind each bar, so that shares may be off by a tenth.) Training samples at 1. That is also the one temperature at which the log-probabilities that the server sends, which are the model's own, tell how the tokens
+# word is *Guess*, and always taking it resolves few of these or none. Above 0 most of the eight differ. At 2 nonsense prevails:
+# unlikely tokens break commands, and a broken command changes nothing.
+#
+# Whether 0.5, 1 or 1.5 looks best here tells nothing. With at most 24 attempts behind a bar, a difference of about one attempt on the left, or of
+# up to a quarter of the height on the right, may be luck: with other seeds the order may turn round. What the formula
+# does say is that a higher temperature makes every draw less certain. Over hundreds of attempts expect more variety from it, and, the
+# further above 1, fewer commands that work. Training samples at 1. That is also the one temperature at which the log-probabilities that the server sends, which are the model's own, tell how the tokens
 # were drawn.
 
 # %% [markdown]
