@@ -53,8 +53,17 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rich.console import Console
 
     from .connect import RunError
+    from .lines import so_far_line
     from .run import TrainingRun
-    from .terminal import evaluation_lines, fault_lines, habit_lines, reward_line, watch
+    from .terminal import (
+        evaluation_lines,
+        fault_lines,
+        habit_lines,
+        resume_points,
+        reward_line,
+        summarise,
+        watch,
+    )
 
     if args.resume and args.output is None:
         parser.error("--resume goes on with a run: name its folder with --output")
@@ -80,9 +89,13 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     console.print(
         f"{config.preset} run in {output} (Ctrl-C stops it)", highlight=False, soft_wrap=True, markup=False
     )
+    earlier = summarise(output) if args.resume and not console.is_terminal else None
+    points = resume_points(output) if args.resume else {}
+    if line := so_far_line(points, config.steps, config.clients, args.from_step):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     run.start()
     try:
-        summary = watch(run, console)
+        summary = watch(run, console, earlier)
     except KeyboardInterrupt:
         return _stop(run)
     run.wait()

@@ -269,6 +269,24 @@ def deleted_line(summary: RunSummary) -> str:
     return f"the {summary.deleted} oldest recorded attempts were deleted ({size}): see episodes_gb"
 
 
+def so_far_line(
+    points: Mapping[str, Sequence[int]], steps: int, clients: int, back: int | None = None
+) -> str:
+    """Tell how far a run has come that is gone on with; nothing where no step is done.
+
+    points: as in `resume_lines`. steps: planned of each client. back: after which step it is gone on, if not the last.
+    """
+    there = [points[job] for n in range(clients) if (job := f"train-job{n}") in points]
+    done = [each[0] if back is None else back for each in there] + [0] * (clients - len(there))
+    if not any(done):
+        return ""
+    if min(done) >= steps:
+        return f"all {steps} steps are done; --steps N extends the run"
+    return (
+        f"so far {min(done)}{'' if min(done) == max(done) else f' to {max(done)}'} of {steps} steps are done"
+    )
+
+
 def resume_lines(points: Mapping[str, Sequence[int]]) -> list[str]:
     """Tell which checkpoints can be gone back to. points: job -> steps after which one was written, newest first."""
     alike: dict[tuple[int, ...], list[str]] = {}

@@ -186,11 +186,16 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._steps: set[tuple[str, int, float]] = set()
-        self._told: set[str] = set()  # clients' ends
+        self._told: set[str] = set()  # clients' ends, as they were told last
         self._noted = 0
         self._waiting: float | None = None  # when a wait was last told of
         self._began = 0.0  # since when that wait is
         self._status = ""
+
+    def pass_over(self, earlier: RunSummary) -> None:
+        """Take as told what earlier parts of a run have come to."""
+        self._steps = {(s.job, s.step, s.time) for steps in earlier.steps.values() for s in steps}
+        self._noted, self._told, self._status = earlier.noted, set(job_lines(earlier)), earlier.status
 
     def new(self, summary: RunSummary, now: float | None = None) -> Iterator[str]:
         """Yield the lines that are new since the last call. now: seconds since 1970, by default the present."""
@@ -201,10 +206,9 @@ class PlainLines:
                 yield step_line(step)
         yield from summary.notes[-new:] if (new := summary.noted - self._noted) else ()
         self._noted = summary.noted
-        for line in job_lines(summary):
-            if line not in self._told:
-                self._told.add(line)
-                yield line
+        lines = job_lines(summary)
+        yield from (line for line in lines if line not in self._told)
+        self._told = set(lines)
         yield from self._on_waiting(summary, now)
         if summary.status != self._status and "paused" in (summary.status, self._status):
             yield (
@@ -226,12 +230,15 @@ class PlainLines:
             yield f"waited {duration(max(0.0, now - self._began))} for the server, and goes on"
 
 
-def watch(run: TrainingRun, console: Console) -> RunSummary:
-    """Show a run until it ends: a live table in a terminal, plain lines elsewhere. Returns its summary."""
+def watch(run: TrainingRun, console: Console, earlier: RunSummary | None = None) -> RunSummary:
+    """Show a run until it ends: a live table in a terminal, plain lines elsewhere. Returns its summary.
+
+    earlier: what the log told before this part of the run began; plain lines tell only what is new since.
+    """
     reader = EventReader(run.folder.path, skip=ADD_NOTHING)
     summary = RunSummary(reader.skipped)
     if not console.is_terminal:
-        return _watch_plain(run, console, reader, summary)
+        return _watch_plain(run, console, reader, summary, earlier or RunSummary())
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -248,8 +255,11 @@ def watch(run: TrainingRun, console: Console) -> RunSummary:
     return summary
 
 
-def _watch_plain(run: TrainingRun, console: Console, reader: EventReader, summary: RunSummary) -> RunSummary:
-    plain, phase, told = PlainLines(), "", time.monotonic()
+def _watch_plain(
+    run: TrainingRun, console: Console, reader: EventReader, summary: RunSummary, earlier: RunSummary
+) -> RunSummary:
+    plain, phase, told = PlainLines(), earlier.phase, time.monotonic()
+    plain.pass_over(earlier)
     while True:
         over = run.join(0.5)
         summary.update(reader.stream())

@@ -14,9 +14,9 @@ from synthetic import Events, Replay, write_concurrent_run, write_run
 
 from swegym_tutorial import cli
 from swegym_tutorial.events import RunFolder, dumps
-from swegym_tutorial.lines import client_state, fault_lines, progress_line, resume_lines
+from swegym_tutorial.lines import client_state, fault_lines, progress_line, resume_lines, so_far_line
 from swegym_tutorial.summary import RunSummary
-from swegym_tutorial.terminal import WAITING_TOLD_EVERY, PlainLines, resume_points, table, watch
+from swegym_tutorial.terminal import WAITING_TOLD_EVERY, PlainLines, resume_points, summarise, table, watch
 from swegym_tutorial.timeline import timeline
 
 
@@ -201,6 +201,48 @@ def test_a_watched_run_tells_its_clients(tmp_path: Path, terminal: bool) -> None
         assert "job1  2/2" in text and "all   4/4" in text and "\ntrain-job1, checkpoint of step 2: " in text
     else:
         assert text.count("train-job1 step ") == 2 and "0 of 2 clients" not in text
+
+
+def test_plain_lines_of_a_resumed_run_tell_only_what_is_new(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=2, evaluations=(), end="")
+    with (folder / "events.jsonl").open("a") as log:
+        log.write(dumps({"event": "note", "text": "an old word", "time": 1.0}) + "\n")
+        log.write(
+            dumps({"event": "job_failed", "job": "train-job0", "reason": "Full: disk", "time": 1.0}) + "\n"
+        )
+    earlier, plain, summary = summarise(folder), PlainLines(), summarise(folder)
+    plain.pass_over(earlier)
+    assert list(plain.new(summary)) == [] and len(list(PlainLines().new(summary))) == 4
+    events = Events(steps=1, evaluations=(), end="", slowness=2.0)
+    summary.update(events)  # step 1 is done again
+    (line,) = plain.new(summary)
+    assert line.startswith("train-job0 step 1:")
+    summary.update(
+        [
+            events.event("note", text="a new word"),
+            events.event("job_failed", job="train-job0", reason="Full: disk"),
+        ]
+    )
+    assert list(plain.new(summary)) == ["a new word", "train-job0 failed: Full: disk"]
+
+
+def test_a_watched_run_that_goes_on_does_not_tell_its_earlier_parts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=2, planned=2, evaluations=())
+    earlier, screen = summarise(folder), io.StringIO()
+    run = Replay(folder, steps=1, planned=2, evaluations=()).start()
+    watch(run, Console(width=80, file=screen), earlier)  # type: ignore[arg-type]
+    told = [line.partition(":")[0] for line in screen.getvalue().splitlines() if " step " in line]
+    assert told == ["train-job0 step 1"]
+
+
+def test_who_resumes_a_run_is_told_how_far_it_is_and_when_nothing_is_left() -> None:
+    points = {"train-job0": [6, 5, 4], "train-job1": [4, 3, 2]}
+    assert so_far_line(points, 6, 1) == "all 6 steps are done; --steps N extends the run"
+    assert so_far_line(points, 9, 1) == "so far 6 of 9 steps are done"
+    assert so_far_line(points, 6, 2) == "so far 4 to 6 of 6 steps are done"
+    assert so_far_line(points, 6, 3) == "so far 0 to 6 of 6 steps are done"
+    assert so_far_line(points, 6, 2, back=3) == "so far 3 of 6 steps are done"
+    assert so_far_line({}, 6, 1) == so_far_line(points, 6, 1, back=0) == ""
 
 
 # -- What was lost ---------------------------------------------------------------------------------
