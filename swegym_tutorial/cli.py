@@ -72,6 +72,12 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.from_step is not None and not args.resume:
         parser.error("--from-step says where to go on: it needs --resume")
     config = _config(args, parser)
+    if config.preset == "laptop" and os.environ.get("TINKER_BASE_URL", "").strip():
+        print(
+            "TINKER_BASE_URL is set and not used: the preset laptop starts its own server",
+            file=sys.stderr,
+            flush=True,
+        )
     if args.smoke_test:
         return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
