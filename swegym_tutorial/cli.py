@@ -8,7 +8,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.from_step is not None and not args.resume:
         parser.error("--from-step says where to go on: it needs --resume")
     config = _config(args, parser)
+    if config.preset == "laptop" and os.environ.get("TINKER_BASE_URL", "").strip():
+        print(
+            "TINKER_BASE_URL is set and not used: the preset laptop starts its own server",
+            file=sys.stderr,
+            flush=True,
+        )
     if args.smoke_test:
         return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -164,9 +171,20 @@ def _config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Traini
             changes["inflight_groups"] = max(1, min(config.inflight_groups, groups))
             if config.max_groups_per_batch is not None:
                 changes["max_groups_per_batch"] = groups
-        return TrainingConfig(**{**config.to_json(), **changes}).with_settings(args.set or [])
+        given = {*changes, *(setting.partition("=")[0] for setting in args.set or [])}
+        changed = TrainingConfig(**{**config.to_json(), **changes}).with_settings(args.set or [])
+        return changed if args.resume else _own_tokenizer(config, changed, given)
     except (ValueError, RunError) as error:
         parser.error(str(error))
+
+
+def _own_tokenizer(preset: TrainingConfig, config: TrainingConfig, given: Collection[str]) -> TrainingConfig:
+    """Drop what the preset says of its own model's tokenizer where another model or tokenizer is given."""
+    if config.base_model != preset.base_model and "tokenizer" not in given:
+        config = replace(config, tokenizer=None)
+    if config.tokenizer != preset.tokenizer and "tokenizer_revision" not in given:
+        config = replace(config, tokenizer_revision=None)
+    return config
 
 
 COMMANDS = {

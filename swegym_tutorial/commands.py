@@ -66,12 +66,15 @@ def _state_lines(folder: Path, summary: RunSummary) -> list[str]:
     from .lines import ENDED, progress_line, resume_command, resume_lines, reward_line
     from .terminal import resume_points
 
-    summary.gone = summary.status not in ENDED and not RunFolder(folder).written()
+    over = summary.status in ENDED
+    summary.gone = not over and not RunFolder(folder).written()
     state = summary.status + (f": {summary.reason}" if summary.reason else "")
     if summary.gone:
         state = f"its process is gone; go on with: {resume_command(folder)}\nit was {state}"
-    progress = f"{state}; {progress_line(summary)}"
-    return [*reward_line(summary), *resume_lines(resume_points(folder)), progress]
+    if summary.status == "stopped" and summary.phase:
+        state += f" while {summary.phase}"
+    told = state if over else f"{state}; {progress_line(summary)}"
+    return [*reward_line(summary), *resume_lines(resume_points(folder)), told]
 
 
 def _pictures(args: argparse.Namespace, summary: RunSummary) -> list[tuple[str, Picture, Path]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from .task_rows import Task
 
 NOTHING: Mapping[str, str] = {}
 SHOWN_TESTS = 20  # of each list; a SWE-Gym task can have thousands
+# Lines that tell nothing alone: empty ones, code fences, a traceback's head.
+HEAD = re.compile(
+    r"[\s#*]*((`{3,}|~{3,})[\w-]*|traceback( \(most recent call last\))?[:\s*]*)?", re.IGNORECASE
+)
 
 
 def listing(
     tasks: Sequence[Task], width: int | None = None, states: Mapping[str, str] = NOTHING
 ) -> list[str]:
-    """Return a line a task: split, id, state, the issue's first line, cut to `width` columns (None: not cut).
+    """Return a line a task: split, id, state, the issue's first line that tells something, cut to `width` columns (None: not cut).
 
     states: what validation has found, by id; "-" stands for nothing.
     """
@@ -21,10 +26,15 @@ def listing(
     names = max((len(task.instance_id) for task in tasks), default=0)
     lines = []
     for task in tasks:
-        issue = printable(task.problem_statement).strip().partition("\n")[0]
+        issue = _first_line(printable(task.problem_statement).strip())
         line = f"{task.split:{splits}}  {task.instance_id:{names}}  {states.get(task.instance_id, '-'):6}  {issue}".rstrip()
         lines.append(line if width is None or len(line) <= width else f"{line[: max(0, width - 3)]}...")
     return lines
+
+
+def _first_line(issue: str) -> str:
+    lines = issue.split("\n")
+    return next((line.strip() for line in lines if not HEAD.fullmatch(line)), lines[0])
 
 
 def describe(task: Task) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .events import EventReader
 from .lines import (
+    ENDED,
     OVER,
     client_state,
     deleted_line,
@@ -243,15 +244,16 @@ def watch(run: TrainingRun, console: Console, earlier: RunSummary | None = None)
     from rich.live import Live
     from rich.text import Text
 
-    def view(rows: int | None, last_line: str) -> Group:
-        return Group(table(summary, rows), *([Text(last_line, style="dim")] if last_line else []))
+    def view(rows: int | None) -> Group:
+        doing = rows is not None and summary.status not in ENDED
+        return Group(table(summary, rows), *([Text(progress_line(summary), style="dim")] if doing else []))
 
     with Live(console=console, auto_refresh=False) as live:
         while not run.join(0.25):
             summary.update(reader.stream())
-            live.update(view(ROWS, progress_line(summary)), refresh=True)
+            live.update(view(ROWS), refresh=True)
         summary.update(reader.stream())
-        live.update(view(None, ""), refresh=True)
+        live.update(view(None), refresh=True)
     return summary
 
 

@@ -317,6 +317,17 @@ def test_the_smoke_test_prints_its_line_and_opens_nothing(server: LocalServer, t
     told = f"smoke ok: generated 4 tokens with {NAME} on the server at {server.url} (preset spindle)\n"
     assert (done.stdout, done.returncode) == (told, 0), done.stderr
     assert not list(tmp_path.iterdir())
+    done = subprocess.run(
+        [*command, "--preset", "laptop"],
+        env={**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    told = "smoke ok: generated 4 tokens with tiny-qwen3 on a local server (preset laptop)\n"
+    assert (done.stdout, done.returncode) == (told, 0), done.stderr
+    assert done.stderr == "TINKER_BASE_URL is set and not used: the preset laptop starts its own server\n"
     wrong = {**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-wrong"}
     done = subprocess.run(command, env=wrong, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "refuses the key" in done.stderr and "Traceback" not in done.stderr

@@ -21,7 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from swegym_tutorial import TrainingConfig, TrainingRun
+from swegym_tutorial import TrainingConfig, TrainingRun, cli
+from swegym_tutorial.arguments import make_parser
 from swegym_tutorial.batches import task_at
 from swegym_tutorial.bundled import POLICY
 from swegym_tutorial.calls import PolicyError
@@ -1063,6 +1064,28 @@ def run_cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_usage_errors_exit_2_with_one_clear_message(arguments, told):
     done = run_cli(*arguments)
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+
+
+PINNED = TrainingConfig.spindle().tokenizer_revision
+
+
+@pytest.mark.parametrize(
+    "arguments, tokenizer, revision",
+    [
+        ([], "Qwen/Qwen3.5-9B", PINNED),
+        (["--base-model", "qwen35-9b-lora-128k"], "Qwen/Qwen3.5-9B", PINNED),
+        (["--base-model", "other"], None, None),
+        (["--set", "base_model=other"], None, None),
+        (["--base-model", "other", "--tokenizer", "org/other"], "org/other", None),
+        (["--base-model", "other", "--tokenizer", "Qwen/Qwen3.5-9B"], "Qwen/Qwen3.5-9B", PINNED),
+        (["--tokenizer", "org/other"], "org/other", None),
+        (["--set", "tokenizer=org/other", "--set", "tokenizer_revision=main"], "org/other", "main"),
+    ],
+)
+def test_another_model_brings_its_own_tokenizer(arguments, tokenizer, revision):
+    parser = make_parser()
+    config = cli._config(parser.parse_args(["train", "--preset", "spindle", *arguments]), parser)
+    assert (config.tokenizer, config.tokenizer_revision) == (tokenizer, revision)
 
 
 def test_what_a_user_can_mend_exits_1_without_a_traceback():

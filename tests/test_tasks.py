@@ -246,6 +246,24 @@ def test_a_task_in_words(tmp_path, row):
     assert all(len(line) <= 60 for line in lines) and len(listing(load_tasks(split=None))) == 120
 
 
+@pytest.mark.parametrize(
+    "issue, told",
+    [
+        ("Traceback:\n    assert add(1, 2) == 3\nAssertionError", "assert add(1, 2) == 3"),
+        ("### Traceback\n\n```python-traceback\nTraceback (most recent call last):\n  1 / 0", "1 / 0"),
+        ("**Traceback:**\n~~~\nZeroDivisionError", "ZeroDivisionError"),
+        ("Traceback is cut off\nmore", "Traceback is cut off"),
+        ("`x` is wrong", "`x` is wrong"),
+        ("Traceback:", "Traceback:"),
+        ("", ""),
+    ],
+)
+def test_a_task_is_listed_with_the_first_line_of_its_issue_that_tells_something(issue, told):
+    task = replace(load_tasks()[0], problem_statement=issue)
+    (line,) = listing([task], states={task.instance_id: "valid"})
+    assert line == f"{task.split}  {task.instance_id}  valid   {told}".rstrip()
+
+
 def test_what_is_no_task_file_is_refused(tmp_path, row):
     with pytest.raises(TaskError, match="line 1: not JSON"):
         load_tasks(written(tmp_path, "{"))

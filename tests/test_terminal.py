@@ -288,6 +288,25 @@ def test_show_lists_what_can_be_resumed_from(tmp_path: Path, capsys: pytest.Capt
     assert "gone" in next(line for line in printed.splitlines() if line.startswith("job0"))
 
 
+@pytest.mark.parametrize(
+    "end, phase, told",
+    [
+        ({"event": "run_done"}, "drawing the figure", "done"),
+        ({"event": "run_stopped"}, "training", "stopped while training"),
+        ({"event": "run_failed", "reason": "RunError: no disk"}, "training", "failed: RunError: no disk"),
+    ],
+)
+def test_show_tells_how_a_run_ended_and_of_no_work_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: dict[str, Any], phase: str, told: str
+) -> None:
+    folder = write_run(tmp_path / "run", steps=1, evaluations=(), end="")
+    with (folder / "events.jsonl").open("a") as log:
+        for event in ({"event": "phase", "name": phase}, end):
+            log.write(dumps({"time": 2e9, **event}) + "\n")
+    assert cli.main(["show", str(folder), "--png", str(tmp_path / "figure.png")]) == 0
+    assert told in capsys.readouterr().out.splitlines()
+
+
 def test_the_numbers_that_show_prints_are_those_of_the_steps(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=3, planned=9, evaluations=(), end="")
     newest = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
