@@ -12,6 +12,7 @@ the machine's timing's, so no two runs are equal.
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import time
@@ -161,7 +162,7 @@ def print_families(runs: list[Run]) -> None:
         sep="\n",
     )
     for (split, family), each in sorted(families.items()):
-        told, least = sum(each, []), min(each, key=lambda told: sum(told) / len(told))
+        told, least = [*itertools.chain(*each)], min(each, key=lambda told: sum(told) / len(told))
         shares = [f"{sum(some) / len(some):.2f} of {len(some)}" for some in (told, least)]
         print(f"| {split} | {family} | {' | '.join(shares)} |")
     for name, told in sorted(tasks.items(), key=lambda each: sum(each[1]) / len(each[1]))[:3]:
