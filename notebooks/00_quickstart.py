@@ -147,7 +147,7 @@ for split in dict.fromkeys(each.split for each in run.evaluations):
 # %% [markdown]
 # **What you should see.** All three rise, though these are 12 batches of the 30 that `make demo` trains on. The third
 # rises slowest: from 10 % to 30 % in the run that is kept here; after 30 batches it stands at 74 to 83 %,
-# but for about one run in ten, which unlearns one of its two kinds of bugs ([docs/world.md](../docs/world.md)). (A share
+# but for one run of eleven, which unlearned one of its two kinds of bugs ([docs/world.md](../docs/world.md)). (A share
 # of 20 attempts is sure to about ten of 100.) How a bug is mended, of each kind and also of those of the third split, the
 # model was shown by examples before this run. What the run teaches is *habits*, and they carry over: section 7 looks at
 # them.

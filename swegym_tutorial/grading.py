@@ -147,7 +147,7 @@ def _check_bytes(patch: object) -> None:
     if not isinstance(patch, bytes):
         raise TypeError(
             f"a patch is bytes, for it is applied byte for byte, and this one is {type(patch).__name__}: give "
-            f"patch.encode(), as in grade(task, task.patch.encode(), ...)"
+            "patch.encode(), as in grade(task, task.patch.encode(), ...)"
         )
 
 
