@@ -343,21 +343,22 @@ for name, parts in (("cut in order", in_order), ("split_evenly", split_evenly(ba
     print(f"{name}: groups {[len(p) for p in parts]}, pull of each group {[pull(p) for p in parts]}")
 
 # %% [markdown]
-# ## 12. The learning rate's warm-up
+# ## 12. The learning rate's course
 #
 # Adam divides a step by the usual size of past gradients, and at the start has seen next to none. So the first
-# steps are made smaller, over `warmup_steps` $= W$:
+# steps are made smaller, over `warmup_steps` $= W$. The last ones are made smaller too, over a share `decay` $= D$ of
+# all $S$ steps: late in a run most groups are resolved by all their attempts and drop out, and what a few mixed ones
+# say, at the full rate, undoes skills that training never visits ([docs/world.md](../docs/world.md) shows such a run).
 #
-# $$\eta_s = \eta \cdot \min\Bigl(1, \frac{s + 1}{\max(1, W)}\Bigr), \qquad s = 0, 1, 2, \dots$$
+# $$\eta_s = \eta \cdot \min\Bigl(1, \frac{s + 1}{\max(1, W)}, \frac{S - s}{D \, S}\Bigr), \qquad s = 0, \dots, S - 1$$
 #
 # A step is a batch here; all of its minibatches have the same rate. The full run takes steps so small that it goes
-# without a warm-up.
+# without either.
 
 # %%
-for preset in (TrainingConfig.laptop(), TrainingConfig.laptop(warmup_steps=5), TrainingConfig.spindle()):
-    warm_up = max(1, preset.warmup_steps)
-    etas = [preset.learning_rate * min(1.0, (step + 1) / warm_up) for step in range(6)]
-    print(f"{preset.preset:8} warmup_steps={preset.warmup_steps}:", *(f"{eta:.1e}" for eta in etas))
+for preset in (TrainingConfig.laptop(steps=10), TrainingConfig.laptop(steps=10, decay=0.0), TrainingConfig.spindle(steps=10)):
+    etas = [preset.learning_rate_at(step) for step in range(preset.steps)]
+    print(f"{preset.preset:8} decay={preset.decay}:", *(f"{eta:.1e}" for eta in etas))
 
 
 # %% [markdown]

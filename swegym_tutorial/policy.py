@@ -202,9 +202,8 @@ class PolicyClient:
         from tinker import types
 
         config = self._config
-        rate = config.learning_rate * min(1.0, (step + 1) / max(1, config.warmup_steps))
         adam = types.AdamParams(
-            learning_rate=rate,
+            learning_rate=config.learning_rate_at(step),
             beta1=config.adam_beta1,
             beta2=config.adam_beta2,
             eps=config.adam_eps,

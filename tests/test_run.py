@@ -877,7 +877,7 @@ def test_other_settings_are_taken_over_and_told(copied):
     (told,) = events(copied, "settings_changed")
     assert told["changed"] == {"steps": [3, 4], "learning_rate": [1e-3, 5e-4]}
     assert saved_config(copied).learning_rate == 5e-4
-    assert events(copied, "step_done")[-1]["metrics"]["learning_rate"] == 5e-4
+    assert events(copied, "step_done")[-1]["metrics"]["learning_rate"] == config.learning_rate_at(3) < 5e-4
 
 
 @pytest.mark.slow
