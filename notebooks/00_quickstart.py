@@ -122,9 +122,9 @@ await dashboard
 # [docs/world.md](../docs/world.md) tells of it was 0.17 in the first step, 0.59 in the 12th, and 0.86 over the last
 # five of 30; yours will differ. It jumps from step to step, because a batch holds only eight of the issues. The
 # held-out diamonds say the same about issues outside of the training set: the model did not just learn 40 answers by
-# heart. Sampling and training take most of a batch's time. *Tools* is the opening of sandboxes and the commands in
+# heart. After the first batch sampling and training take most of the time. *Tools* is the opening of sandboxes and the commands in
 # them. Grading shrinks to almost nothing, because a patch that was seen before at the same issue is not tested again. A
-# bar with hardly any sampling is a batch whose attempts were ready: they were made while the batch before it was
+# bar with little sampling is a batch whose attempts were nearly ready: they were made while the batch before it was
 # trained on ([06_async_loop](06_async_loop.ipynb)). In the table, *stale* groups were made by weights too old to learn
 # from, and *failed* ones were lost to faults; the *habits* are section 7's.
 
@@ -148,8 +148,8 @@ for split in dict.fromkeys(each.split for each in run.evaluations):
 # **What you should see.** All three rise, though these are 12 batches of the 30 that `make demo` trains on. The third
 # rises slowest: from 10 % to 30 % in the run that is kept here; after 30 batches it stands at 74 to 83 %,
 # but for one run of eleven, which unlearned one of its two kinds of bugs ([docs/world.md](../docs/world.md)). (A share
-# of 20 attempts is sure to about ten of 100.) How a bug is mended, of each kind and also of those of the third split, the
-# model was shown by examples before this run. What the run teaches is *habits*, and they carry over: section 7 looks at
+# of 20 attempts is sure to about ten points.) Before this run the model was shown by examples how to mend every kind of
+# bug, those of the third split too. What the run teaches is *habits*, and they carry over: section 7 looks at
 # them.
 
 
@@ -243,7 +243,7 @@ picture(habit_figure(summary), habit_text(summary))
 # ## 8. Where the learning came from
 #
 # The log has a line for every group. Where all eight attempts earned the same there is nothing to compare, and
-# the group is dropped (*uniform*); the others are *kept*. Here is the first kept group with the advantages of its
+# the group is dropped (*uniform*); nearly all others are *kept* (not those that are stale or failed). Here is the first kept group with the advantages of its
 # attempts: the rarer the success, the larger its advantage.
 
 # %%

@@ -165,7 +165,7 @@ print(rollout.patch.decode())
 # ## 5. An attempt in one picture
 #
 # Above, who wrote what: grey was given to the model, blue was sampled. Below, how surprising each sampled token was: minus its
-# log-probability. A toss of a coin has a surprise of 0.7, a token of one in a hundred 4.6; a surprise of 0.01 means that
+# log-probability. (Orange: a surprise of more than 0.1. Light blue: the others.) A toss of a coin has a surprise of 0.7, a token of one in a hundred 4.6; a surprise of 0.01 means that
 # another token had a chance of 1 in 100.
 # The scale is logarithmic, or all but the highest bars would be too short to be seen.
 
@@ -339,9 +339,9 @@ EpisodeViewer(folder.path, f"g000000-a{best}")
 # %% [markdown]
 # **What you should see.** Many of the attempts guess, and never run the tests; where there is a reward, the crosses are few. The policy has each
 # of these habits *sometimes*, and that is enough: what is rewarded in a group is made more likely.
-# [00_quickstart](00_quickstart.ipynb) draws how the habits grow. Who has all five, and copies well, resolves every bundled task. Then tests
-# are for two cases: a function beside the bug that the own edit has broken, and, in every other task, a second function with the same
-# bug, which the issue doesn't mention. The tests show the line, and a repair mends it.
+# [00_quickstart](00_quickstart.ipynb) draws how the habits grow. Who has all five, and copies well, has what every bundled task
+# asks for. The tests help in two cases: where an attempt's own edit has broken a function beside the bug, and, in every other task,
+# where a second function has the same bug, which the issue doesn't mention. They show the line, and a repair mends it.
 #
 # ## 10. Temperature
 #

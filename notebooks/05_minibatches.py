@@ -24,7 +24,7 @@
 # The method is called *group-relative policy optimisation*, GRPO ([arXiv:2402.03300](https://arxiv.org/abs/2402.03300)),
 # with three changes that [DAPO](https://arxiv.org/abs/2503.14476) made: groups that can't teach are dropped, the clip is
 # wider above than below, and every token counts the same (section 7). The KL term sits in the advantage instead of the
-# loss. Each formula stands here twice, as math and as a few lines of code, and the cell then
+# loss. The formulas that the package computes stand here twice, as math and as a few lines of code, and the cell then
 # asserts that the package gives the same.
 
 # %% [markdown]
@@ -68,8 +68,9 @@ random = np.random.default_rng(SEED)
 # failure. Seven other attempts at the *same* issue tell what was to be expected, and no second network has to learn to
 # predict it.
 #
-# A real attempt needs a model, a sandbox and tests. What follows needs only rewards and a few arrays, so we make some up: `attempt`
-# gives one of four tokens, of which the last two were sampled by the model.
+# A real attempt needs a model, a sandbox and tests. What follows needs only rewards and a few arrays, so we make some up:
+# `attempt` makes an attempt of four tokens, of which the last two were sampled by the model.
+
 
 # %%
 def attempt(reward, mask=(0, 0, 1, 1), logprobs=(0.0, 0.0, -1.0, -2.0)):
@@ -99,6 +100,7 @@ print("rewards:", group([1, 0, 0, 1]).rewards)
 # The small number in the denominator prevents a division by zero. The advantages of a group add up to 0: what is made
 # more likely and what is made less likely balance.
 
+
 # %%
 def our_advantages(rewards):
     rewards = np.asarray(rewards, dtype=float)
@@ -118,12 +120,13 @@ for rewards in ([1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1,
 # Four fates, decided by `fate_of`:
 #
 # - **kept**: mixed rewards, and fresh enough. Trained on.
-# - **uniform**: all rewards equal. Every advantage is 0, and so is the gradient.
+# - **uniform**: all rewards equal. Every advantage is 0, and so is the gradient (but for the KL term of section 8).
 # - **stale**: sampled too many publications ago. (After each batch the new weights are *published* to the part of the server
 #   that samples. The model as it samples is called the *policy*.) A run samples the next groups while it trains; a group whose policy
 #   is more than `max_staleness` = 1 publication old no longer tells what the present one does.
-# - **failed**: too few attempts are left. A crashed sandbox or a lost answer costs an attempt, never its group: the
-#   others are a *partial group*, and their advantages are worked out among themselves.
+# - **failed**: too few attempts are left. A crashed sandbox or a lost answer costs an attempt, and its group only where
+#   fewer than `min_group_size` = 2 are left: otherwise the others are a *partial group*, and their advantages are worked
+#   out among themselves.
 
 # %%
 one_of_n = [1] + [0] * (GROUP_SIZE - 1)
@@ -219,6 +222,7 @@ for name, ids, own in parts:
 # attempts as in short ones. Dividing by the length of each attempt instead would make every token of a rambling
 # failure cheaper, and teach the model to ramble where it fails.
 
+
 # %%
 def our_weights(mask, logprobs, advantage, generated, reference=None, kl_coef=0.0):
     value = np.full(len(mask), advantage)
@@ -283,7 +287,7 @@ for t in range(np.argmax(mask) - 3, np.argmax(mask) + 3):
 # ## 10. The loss, and its clip
 #
 # By the time of training the model is not quite the one that sampled: the minibatches before this one have moved it, and in
-# an asynchronous run a publication, too.
+# an asynchronous run those of an earlier batch, too.
 # The ratio $\rho_t = \pi(x_t) / \pi_{\text{sampled}}(x_t)$ says by how much, for one token. The loss of
 # *proximal policy optimisation*, PPO ([arXiv:1707.06347](https://arxiv.org/abs/1707.06347)), follows the weight, but only up to
 # a point:
@@ -291,6 +295,7 @@ for t in range(np.argmax(mask) - 3, np.argmax(mask) + 3):
 # $$L = -\sum_t \min\bigl(\rho_t w_t, \operatorname{clip}(\rho_t, 0.8, 1.28) w_t\bigr)$$
 #
 # Minus the loss is what is maximised; the figure shows it for one token of weight +1 and one of weight -1.
+
 
 # %%
 def our_loss(logprobs, sampled, weights):
@@ -330,6 +335,7 @@ plt.show()
 # `minibatch_groups`, and each is one `forward_backward` and one `optim_step`. Each is divided by its own $N$, so that a
 # lonely group at the end would pull as hard as four together. `split_evenly` prevents that.
 
+
 # %%
 def pull(minibatch):
     """Return how hard each of its groups pulls: the sum of all absolute weights, by group."""
@@ -346,19 +352,35 @@ for name, parts in (("cut in order", in_order), ("split_evenly", split_evenly(ba
 # ## 12. The learning rate's course
 #
 # Adam divides a step by the usual size of past gradients, and at the start has seen next to none. So the first
-# steps are made smaller, over `warmup_steps` $= W$. The last ones are made smaller too, over a share `decay` $= D$ of
-# all $S$ steps: late in a run most groups are resolved by all their attempts and drop out, and what a few mixed ones
-# say, at the full rate, undoes skills that training never visits ([docs/world.md](../docs/world.md) shows such a run).
+# steps are made smaller, over `warmup_steps` $= W$. The last ones are made smaller too, over the share
+# `cooldown_share` $= C$ of all $S$ steps: late in a run most groups are resolved by all their attempts and drop out,
+# and what the few mixed ones ask for, at the full rate, can undo a skill that training never visits
+# ([docs/world.md](../docs/world.md) shows such a run).
 #
-# $$\eta_s = \eta \cdot \min\Bigl(1, \frac{s + 1}{\max(1, W)}, \frac{S - s}{D \, S}\Bigr), \qquad s = 0, \dots, S - 1$$
+# $$\eta_s = \eta \cdot \min\Bigl(1, \frac{s + 1}{\max(1, W)}, \frac{S - s}{C \, S}\Bigr), \qquad s = 0, \dots, S - 1$$
 #
-# A step is a batch here; all of its minibatches have the same rate. The full run takes steps so small that it goes
-# without either.
+# A step is a batch here; all of its minibatches have the same rate. With $C = 0$ the last term is left out. The full run
+# takes steps so small that it goes without either. (A run that is extended, as by `--resume --steps 60`, goes on at the
+# rates of the longer course: there the rate may rise once more.)
+
 
 # %%
-for preset in (TrainingConfig.laptop(steps=10), TrainingConfig.laptop(steps=10, decay=0.0), TrainingConfig.spindle(steps=10)):
-    etas = [preset.learning_rate_at(step) for step in range(preset.steps)]
-    print(f"{preset.preset:8} decay={preset.decay}:", *(f"{eta:.1e}" for eta in etas))
+def our_rate(config, step):
+    terms = [1.0, (step + 1) / max(1, config.warmup_steps)]
+    if config.cooldown_share:
+        terms.append((config.steps - step) / (config.cooldown_share * config.steps))
+    return config.learning_rate * min(terms)
+
+
+courses = {
+    "laptop": TrainingConfig.laptop(steps=10),
+    "no cooldown": TrainingConfig.laptop(steps=10, cooldown_share=0.0),
+    "spindle": TrainingConfig.spindle(steps=10),
+}
+for name, course in courses.items():
+    ours = [our_rate(course, step) for step in range(course.steps)]
+    assert np.allclose(ours, [course.learning_rate_at(step) for step in range(course.steps)], atol=0)
+    print(f"{name:12}", *(f"{rate:.1e}" for rate in ours))
 
 
 # %% [markdown]

@@ -25,8 +25,8 @@
 #
 # The other way is to let each go on with its own work, and hand over results through queues. Now the next attempts
 # are under way while the trainer trains. The price: they were begun by weights that are a little out of date by the
-# time they are trained on. This notebook measures what it can of both. Of the gain that is how much less the trainer sits
-# idle. Time is not gained here, where sampling and training share one pair of cores: what a trainer with an accelerator
+# time they are trained on. This notebook measures what it can of both. Of the gain it measures how much less the trainer
+# sits idle. Time is not gained here, where sampling and training share one pair of cores: what a trainer with an accelerator
 # of its own gains is worked out by a simulation (section 5), and how near this package's loop comes to the best
 # possible stands in [docs/performance.md](../docs/performance.md). The price is in the log: how old is what is trained
 # on (section 6).
@@ -96,9 +96,10 @@ timeline(folder / "synchronous")
 # %% [markdown]
 # Read it from left to right. Each bar on top is an attempt, in the colour of its policy: dark while the model writes,
 # pale while its sandbox works. When the last attempt of a batch is graded, the trainer gets its turn; the black end of
-# its bar is the publication. Then all begins anew, in the next colour: no colour ever reaches over a dashed line. The
+# its bar, here only a hair wide, is the publication. Then all begins anew, in the next colour: no colour ever reaches over a dashed line. The
 # trainer's bar has the colour of the policy that it makes; after four, colours repeat. Its hatched part is waiting.
-# White gaps above are workers with nothing to do: no more than four groups may be under way (`inflight_groups`).
+# White gaps above are workers with nothing to do: either all groups of the batch are begun, or as many are under way as
+# may be at once, which is four (`inflight_groups`).
 #
 # ## 3. Side by side
 #
@@ -221,14 +222,15 @@ axes.legend(frameon=False, fontsize=9)
 plt.show()
 
 # %% [markdown]
-# **What you should see.** Taking turns costs most where attempts and training take about as long: twice the time.
+# **What you should see.** (The legend tells the seconds at a `max_staleness` of 0 → 1.) Taking turns costs most where attempts and training take about as long: twice the time.
 # Where one side is much slower, the other hides in it anyway. And the step from 0 to 1 brings nearly everything, so
 # that there is little reason to allow more.
 #
 # The loop of this package, put to the same numbers in compressed time, took 554 s a batch for attempts of 45 s and
-# 4319 s for *eight* clients with attempts of 120 s on one trainer ([docs/performance.md](../docs/performance.md)).
-# For the first that is less than the toy: it trains on a batch's first minibatches while the last are still being
-# collected, where a batch has no limit on the groups that it may see.
+# 4319 s for *eight* clients with attempts of 120 s on one trainer, which is what the trainer
+# alone takes for eight, 8 · 540 s ([docs/performance.md](../docs/performance.md)). The first is less than the toy's: it
+# trains on a batch's first minibatches while the last are still being collected, as it does where a batch has no limit
+# on the groups that it may see (`max_groups_per_batch`), like the full run's.
 #
 # ## 6. How old is what is trained on?
 #
@@ -299,7 +301,7 @@ left.set(title="Ratios: the middle 98 %", ylabel="ratio", ylim=(0.55, 1.8))
 left.minorticks_off()
 bars = right.bar(ages, 100 * np.array(outside), color="#D55E00", width=0.6)
 right.bar_label(bars, [f"{share:.1%}" for share in outside], fontsize=9)
-right.set(title="Tokens outside of the clip", ylabel="% of tokens", ylim=(0, 130 * max(*outside, 0.01)))
+right.set(title="Tokens outside of the clip", ylabel="% of tokens", ylim=(0, 130 * max(*outside, 0.002)))
 for axes in (left, right):
     axes.set(xlabel="publications since sampling", xticks=ages)
 plt.show()
@@ -307,9 +309,9 @@ plt.show()
 # %% [markdown]
 # **What you should see.** One publication away nearly every token lies between the clips, and the correction is
 # small. It widens with each publication, and a token whose weight would push it further beyond its clip adds no
-# gradient: such attempts cost as much as others and teach less. Section 5 showed that more than one publication gains
-# next to nothing, so there is no reason to pay for it. (The steps of this tiny model are large, with a learning rate of
-# 0.001. The full run's is a thousand times smaller.)
+# gradient: such attempts cost as much as others and teach less. Over so few steps that is a small price. But section 5
+# showed that more than one publication gains next to nothing, so there is no reason to pay it. (The steps of this tiny
+# model are large, with a learning rate of up to 0.0013. The full run's is 0.000001.)
 #
 # ## 8. Pause, stop, go on
 #

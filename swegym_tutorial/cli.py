@@ -39,8 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (TaskError, GradingUnavailable, SandboxError, OSError, RuntimeError) as error:
-        print(f"swegym-tutorial: {error}", file=sys.stderr)
+        print(f"swegym-tutorial: {_told(error)}", file=sys.stderr)
         return FAILED
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _interrupt(signum: int, frame: Any) -> None:
@@ -82,6 +88,8 @@ def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.smoke_test:
         return _smoke_test(config, parser)
     output = args.output or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if output.exists() and not output.is_dir():
+        parser.error(f"--output names the run's folder, and {output} is none")
     try:
         run = TrainingRun(
             config,

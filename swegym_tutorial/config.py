@@ -72,11 +72,9 @@ class TrainingConfig:
 
     # The update
     kl_coef: float = 0.0  # weight of the KL term against the base model; 0 asks for no reference
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.3e-3  # of Adam
     warmup_steps: int = 2  # the learning rate rises linearly over this many steps
-    decay: float = (
-        0.5  # and falls linearly towards 0 over this share of all steps, the last ones; 0: it does not
-    )
+    cooldown_share: float = 0.5  # and falls linearly to 0 over this last share of `steps`; 0: it stays
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
     adam_eps: float = 1e-12  # the SDK's default
@@ -174,8 +172,8 @@ class TrainingConfig:
             raise ValueError("min_group_size must lie between 2 and group_size: one attempt has no advantage")
         if not 0 < self.max_fault_share <= 1:
             raise ValueError(f"max_fault_share must lie in (0, 1], not {self.max_fault_share}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must lie in [0, 1], a share of the steps, not {self.decay}")
+        if not 0 <= self.cooldown_share <= 1:
+            raise ValueError(f"cooldown_share must lie in [0, 1], not {self.cooldown_share}")
         if not self.clip_low < 1 < self.clip_high:
             raise ValueError("clip_low < 1 < clip_high must hold: they bound PPO's probability ratio")
 
@@ -213,7 +211,7 @@ class TrainingConfig:
             kl_coef=1e-4,
             learning_rate=1e-6,
             warmup_steps=0,
-            decay=0.0,
+            cooldown_share=0.0,
             adam_beta2=0.95,
             rollout_workers=64,
             grading_workers=64,
@@ -231,7 +229,8 @@ class TrainingConfig:
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
         risen = (step + 1) / max(1, self.warmup_steps)
-        left = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        cooldown = self.cooldown_share * self.steps
+        left = (self.steps - step) / cooldown if cooldown else 1.0
         return self.learning_rate * min(1.0, risen, left)
 
     def to_json(self) -> dict[str, Any]:

@@ -38,10 +38,12 @@ def test_the_presets_are_the_published_numbers():
 
 
 def test_the_learning_rate_rises_stays_and_falls():
-    config = TrainingConfig.laptop(steps=8, learning_rate=1.0, warmup_steps=2, decay=0.5)
+    config = TrainingConfig.laptop(steps=8, learning_rate=1.0, warmup_steps=2, cooldown_share=0.5)
     assert [config.learning_rate_at(step) for step in range(8)] == [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25]
-    assert {replace(config, warmup_steps=0, decay=0.0).learning_rate_at(step) for step in range(8)} == {1.0}
-    assert replace(config, decay=1.0, warmup_steps=0).learning_rate_at(2) == 0.75
+    assert {
+        replace(config, warmup_steps=0, cooldown_share=0.0).learning_rate_at(step) for step in range(8)
+    } == {1.0}
+    assert replace(config, cooldown_share=1.0, warmup_steps=0).learning_rate_at(2) == 0.75
     assert TrainingConfig.spindle().learning_rate_at(99) == 1e-6
 
 
@@ -65,8 +67,8 @@ def test_settings_survive_json():
         {"learning_rate": float("inf")},
         {"seed": -1},
         {"adam_beta1": 1.0},
-        {"decay": 1.5},
-        {"decay": -0.1},
+        {"cooldown_share": 1.5},
+        {"cooldown_share": -0.1},
         {"preset": "spindel"},
     ],
 )

@@ -40,6 +40,10 @@ from swegym_tutorial.terminal import summarise
 from swegym_tutorial.timeline import Kind, read_spans
 from swegym_tutorial.trials import evaluate_policy
 
+sys.path.append(str(Path(__file__).parent / "benchmarks"))  # last: it has names that tests have too
+
+import replay
+
 ROOT = Path(__file__).parent.parent
 SMALL = {
     "steps": 2,
@@ -719,6 +723,17 @@ def test_a_run_can_go_back_to_an_earlier_step_and_comes_to_the_same(three_steps,
 
 
 @pytest.mark.slow
+def test_a_runs_updates_can_be_made_again_from_its_folder(three_steps):
+    (same,) = replay.replay(three_steps, [], "loop", every=3, attempts=1)
+    assert (same.steps, same.norm) == (3, same.norm_told) and same.norm > 0
+    assert 0 <= same.resolved <= same.attempts == len(replay.tasks_of("loop")) > 2
+    (other,) = replay.replay(three_steps, ["warmup_steps=0"], "loop", every=3, attempts=1)
+    assert other.norm_told == same.norm_told != other.norm
+    with pytest.raises(SystemExit, match="no held-out task is of a family 'lop'"):
+        next(replay.replay(three_steps, [], "lop", every=3, attempts=1))
+
+
+@pytest.mark.slow
 def test_a_resumed_run_measures_the_base_on_the_splits_that_are_left(copied):
     with RunFolder(copied).events.open(
         "a"
@@ -875,7 +890,10 @@ def test_other_settings_are_taken_over_and_told(copied):
     config = TrainingConfig.laptop(**{**EXACT, "group_size": 4}, steps=4, learning_rate=5e-4)
     TrainingRun(config, copied, resume=True).start().wait()
     (told,) = events(copied, "settings_changed")
-    assert told["changed"] == {"steps": [3, 4], "learning_rate": [1e-3, 5e-4]}
+    assert told["changed"] == {
+        "steps": [3, 4],
+        "learning_rate": [TrainingConfig.laptop().learning_rate, 5e-4],
+    }
     assert saved_config(copied).learning_rate == 5e-4
     assert events(copied, "step_done")[-1]["metrics"]["learning_rate"] == config.learning_rate_at(3) < 5e-4
 
@@ -1053,6 +1071,7 @@ def run_cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (["train", "--preset", "laptop", "--set", "sandbox=vmware"], "vmware"),
         (["train", "--preset", "laptop", "--base-model", "missing"], "no model folder"),
         (["serve", "--port", "99999"], "65535"),
+        (["train", "--preset", "laptop", "--output", os.devnull], f"and {os.devnull} is none"),
         (["show", "."], "no run folder"),
         (["evaluate"], "--base"),
         (["evaluate", "--base", "some"], "only one is measured at a time"),

@@ -379,6 +379,9 @@ def test_show_draws_the_timeline_where_it_is_asked_for(
     made = timeline(folder)
     assert file.read_bytes() == made.png
     assert capsys.readouterr().out.splitlines()[-2:] == [made.words, f"timeline: {file}"]
+    nowhere = tmp_path / "missing" / "timeline.png"
+    assert cli.main(["show", str(folder), *figures, "--timeline", str(nowhere)]) == 1
+    assert capsys.readouterr().err == f"swegym-tutorial: {nowhere}: No such file or directory\n"
     with pytest.raises(SystemExit):
         cli.main(["show", "--help"])
     assert "--timeline FILE" in capsys.readouterr().out

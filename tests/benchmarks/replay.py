@@ -1,11 +1,12 @@
 """Train again on a run's own batches, and print how a held-out family fares on the way.
 
-    python tests/benchmarks/replay.py runs/demo [--set decay=0] [--family index] [--every 5] [--attempts 2]
+    python tests/benchmarks/replay.py runs/demo [--set cooldown_share=0] [--family index] [--every 5] [--attempts 2]
 
 The groups that each step of the run was trained on are read from its folder and given to a fresh adapter, in the same
-minibatches and order: under the run's own settings that repeats its updates. With others it tells what they would have
-made of the same attempts, which stay those of the run's own policies. So what a run did to a skill for which it gave no
-reward is seen step by step, in a minute or two. For runs of one client with the local server.
+minibatches and order: under the run's own settings that repeats its updates, as the gradients' norms show. With others
+it tells what they would have made of the same attempts, which stay those of the run's own policies. So what a run did
+to a skill for which it gave no reward is seen step by step, in a minute or two. For runs of one client with the local
+server.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +36,27 @@ from swegym_tutorial.verdicts import Outcome, Verdict
 JOB = "train-job0"
 
 
-def steps_of(folder: Path) -> list[list[Group]]:
-    """Return the groups that each step was trained on, with their attempts as they were recorded."""
+@dataclass(frozen=True)
+class Trial:
+    """What is told after some steps: the norms of the last gradient, and what the policy then resolved."""
+
+    steps: int
+    norm_told: float  # the run's
+    norm: float  # here
+    resolved: int
+    attempts: int
+
+
+def steps_of(folder: Path) -> list[tuple[list[Group], dict[str, float]]]:
+    """Return the groups that each step was trained on, with their attempts as they were recorded, and its metrics."""
     told: dict[int, dict[str, Any]] = {}
     steps = []
     for event in EventReader(folder / "events.jsonl").read():
         if event["event"] == "group" and event["job"] == JOB:
             told[event["group"]] = event
         elif event["event"] == "step_done" and event["job"] == JOB:
-            steps.append([_group(folder, told[number]) for number in event["trained_groups"]])
+            groups = [_group(folder, told[number]) for number in event["trained_groups"]]
+            steps.append((groups, event["metrics"]))
     return steps
 
 
@@ -66,10 +80,8 @@ def tasks_of(family: str) -> list[Task]:
     return [task for split in splits for task in load_tasks(split=split) if task.instance_id in names]
 
 
-def replay(
-    run: Path, settings: list[str], family: str, every: int, attempts: int
-) -> Iterator[tuple[int, str]]:
-    """Train again, and yield after how many steps what was resolved."""
+def replay(run: Path, settings: list[str], family: str, every: int, attempts: int) -> Iterator[Trial]:
+    """Train again, and tell after each `every` steps what is resolved."""
     steps, tasks = steps_of(run), tasks_of(family)
     config = saved_config(run).with_settings(settings)
     if not tasks:
@@ -86,7 +98,7 @@ def replay(
         runner = AttemptRunner(
             chat, sandboxes, make_grader(sandboxes, config, trust_in(tasks)), folder, config
         )
-        for number, groups in enumerate(steps):
+        for number, (groups, metrics) in enumerate(steps):
             parts = split_evenly(groups, config.minibatch_groups)
             update = client.update(
                 lambda parts=parts: map(prepare_minibatch, parts),  # type: ignore[misc]
@@ -105,7 +117,8 @@ def replay(
                     label=f"step-{number + 1}",
                     halt=halt,
                 )
-                yield number + 1, f"{found.resolved} of {found.attempts}"
+                norms = metrics["grad_norm"], update.metrics["grad_norm"]
+                yield Trial(number + 1, *norms, found.resolved, found.attempts)
 
 
 def main() -> None:
@@ -122,9 +135,10 @@ def main() -> None:
     )
     parser.add_argument("--attempts", type=int, default=2, help="at each task (default: %(default)s)")
     given = parser.parse_args()
-    print(f"| steps | {given.family}: resolved |", "|---|---|", sep="\n", flush=True)
-    for steps, told in replay(given.run, given.set, given.family, given.every, given.attempts):
-        print(f"| {steps} | {told} |", flush=True)
+    print(f"| steps | gradient's norm: then, now | {given.family}: resolved |", "|---|---|---|", sep="\n")
+    for trial in replay(given.run, given.set, given.family, given.every, given.attempts):
+        norms = f"{trial.norm_told:.4f}, {trial.norm:.4f}"
+        print(f"| {trial.steps} | {norms} | {trial.resolved} of {trial.attempts} |", flush=True)
 
 
 if __name__ == "__main__":
