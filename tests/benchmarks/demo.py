@@ -1,6 +1,6 @@
 """Run the laptop preset under several seeds; print what came of each, and where its seconds went.
 
-    python tests/benchmarks/demo.py [--seeds 0 11 12 13 14 15] [--output runs/seeds]
+    python tests/benchmarks/demo.py [--seeds 0 11 12 13 14 15] [--set FIELD=VALUE] [--output runs/seeds]
 
 Each run is what `make demo` does: evaluation, training, evaluation. Exits with 1 where a run misses a bound:
 mean reward of the last five steps at least 0.8 from at most 0.4 in the first step, held-out at least 0.8 from
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +47,12 @@ class Run:
     processors: Mapping[str, float]
 
 
-def run(seed: int, folder: Path) -> Run:
+def run(seed: int, folder: Path, settings: Sequence[str] = ()) -> Run:
     """Run the laptop preset in a process of its own, and wait for its end."""
     began, busy = time.monotonic(), _busy()
     command = [sys.executable, "-m", "swegym_tutorial", "train", "--preset", "laptop", "--evaluate"]
-    process = subprocess.Popen(
-        [*command, "--seed", str(seed), "--output", str(folder)], stdout=subprocess.DEVNULL
-    )
+    command += ["--seed", str(seed), "--output", str(folder), *(f"--set={each}" for each in settings)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     own = {"the driver": 0.0, "the server": 0.0}
     while process.poll() is None:
         for name, found in _processes(process.pid):
@@ -175,6 +174,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 11, 12, 13, 14, 15])
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="another setting")
     parser.add_argument(
         "--output", type=Path, default=Path("runs") / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}"
     )
@@ -182,7 +182,7 @@ def main() -> int:
     print(HEADER, "|---" * HEADER.count(" | ") + "|---|", sep="\n", flush=True)
     good, runs = True, []
     for seed in args.seeds:
-        runs.append(run(seed, args.output / f"seed{seed}"))
+        runs.append(run(seed, args.output / f"seed{seed}", args.set))
         text, held = row(seed, runs[-1])
         good = good and held
         print(text, "" if held else " <- a bound was missed", flush=True)
