@@ -227,29 +227,30 @@ class DockerContainer(Container):
 
     def remove(self) -> None:
         """End and delete it; see Container."""
-        import docker.errors
-
         end = time.monotonic() + _REMOVAL_PATIENCE
         for number in range(_REMOVALS):
             try:
                 with talking(f"container {self.name} could not be removed"):
-                    try:
-                        self._api.remove_container(self.name, force=True, v=True)
-                    except docker.errors.NotFound:
-                        return
-                    except docker.errors.APIError as error:
-                        if error.status_code != 409:  # 409: on its way out by itself, or paused
-                            raise
-                        with contextlib.suppress(docker.errors.APIError):
-                            self._api.unpause(self.name)
-                    else:
-                        return
+                    return self._remove()
             except SandboxError:
                 if number == _REMOVALS - 1 or time.monotonic() > end:
                     raise
             time.sleep(0.2 * (number + 1))
             if "removed from outside" in (self.fault() or ""):
                 return
+
+    def _remove(self) -> None:
+        import docker.errors
+
+        try:
+            self._api.remove_container(self.name, force=True, v=True)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError as error:
+            if error.status_code == 409:  # paused, or on its way out by itself
+                with contextlib.suppress(docker.errors.APIError):
+                    self._api.unpause(self.name)
+            raise
 
 
 def _frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:

@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
+from docker.errors import APIError
 
 import swegym_tutorial
 from swegym_tutorial import TrainingConfig, load_tasks
@@ -524,6 +526,27 @@ def test_case_18_what_could_not_be_removed_is_removed_later(
     assert len(docker.leftovers("engine away")) == 1
     made.close()
     assert not docker.leftovers("engine away")
+
+
+def test_a_container_that_the_engine_holds_on_to_is_not_taken_for_removed(
+    make: Make, small_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine says each time that it is being removed already: no real one can be held at that."""
+    made = make(run="engine holds")
+    sandbox = made.open(small_task)
+    held = requests.Response()
+    held.status_code, held.reason = 409, "removal is already in progress"
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise APIError("409 Client Error", response=held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made._api, "remove_container", refuse)
+        with pytest.raises(SandboxError, match=r"could not be removed: .*409"):
+            sandbox.close()
+    assert len(docker.leftovers("engine holds")) == 1
+    sandbox.close()
+    assert not docker.leftovers("engine holds")
 
 
 def test_case_18_an_engine_that_hangs_is_not_waited_for_long(
