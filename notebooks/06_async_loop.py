@@ -156,8 +156,8 @@ print(f"\nasynchronous / synchronous: {seconds['asynchronous'] / seconds['synchr
 
 # %% [markdown]
 # **What you should see.** The trainer's idle share falls, for attempts now go on beside it. The time of a batch does not
-# fall with it. Do not read much into the last number: five times that this notebook was run for keeping, it was
-# 0.68, 0.85, 1.02, 1.19 and 1.21, while the idle share fell each time, by 10 to 22 points. Here one pair of cores does
+# fall with it. Do not read much into the last number: six times that this notebook was run for keeping, it was
+# 0.68, 0.85, 1.01, 1.02, 1.19 and 1.21, while the idle share fell each time, by 10 to 23 points. Here one pair of cores does
 # everything. It samples tokens, runs the shells and the tests, and computes gradients, so that what is
 # done *beside* training takes its time from training, which then lasts longer. Only what lay idle before could be
 # gained. The last column shows some of it: no more than two gradings go on at once, and where the loop takes turns the
@@ -309,9 +309,9 @@ plt.show()
 # %% [markdown]
 # **What you should see.** One publication away nearly every token lies between the clips, and the correction is
 # small. It widens with each publication, and a token whose weight would push it further beyond its clip adds no
-# gradient: such attempts cost as much as others and teach less. Over so few steps that is a small price. But section 5
-# showed that more than one publication gains next to nothing, so there is no reason to pay it. (The steps of this tiny
-# model are large, with a learning rate of up to 0.0013. The full run's is 0.000001.)
+# gradient: such attempts cost as much as others and teach less. Section 5 showed that more than one publication gains
+# next to nothing, so there is no reason to pay for it. (The steps of this tiny model are large, with a learning rate of
+# up to 0.0013. The full run's is 0.000001.)
 #
 # ## 8. Pause, stop, go on
 #
