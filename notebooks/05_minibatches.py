@@ -372,15 +372,15 @@ def our_rate(config, step):
     return config.learning_rate * min(terms)
 
 
-courses = {
-    "laptop": TrainingConfig.laptop(steps=10),
-    "no cooldown": TrainingConfig.laptop(steps=10, cooldown_share=0.0),
-    "spindle": TrainingConfig.spindle(steps=10),
-}
-for name, course in courses.items():
+# %% [markdown]
+# Ten steps of the laptop's preset, the same without the end's slowing down, and the full run's:
+
+# %%
+courses = [TrainingConfig.laptop(steps=10, cooldown_share=share) for share in (0.5, 0)]
+for course in (*courses, TrainingConfig.spindle(steps=10)):
     ours = [our_rate(course, step) for step in range(course.steps)]
     assert np.allclose(ours, [course.learning_rate_at(step) for step in range(course.steps)], atol=0)
-    print(f"{name:12}", *(f"{rate:.1e}" for rate in ours))
+    print(f"{course.preset:8}", *(f"{rate:.1e}" for rate in ours))
 
 
 # %% [markdown]
