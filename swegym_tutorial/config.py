@@ -227,10 +227,10 @@ class TrainingConfig:
         return replace(config, **changes)
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0; what comes after the last one has that one's."""
         risen = (step + 1) / max(1, self.warmup_steps)
         cooldown = self.cooldown_share * self.steps
-        left = (self.steps - step) / cooldown if cooldown else 1.0
+        left = max(1, self.steps - step) / cooldown if cooldown else 1.0
         return self.learning_rate * min(1.0, risen, left)
 
     def to_json(self) -> dict[str, Any]:

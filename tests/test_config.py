@@ -44,6 +44,7 @@ def test_the_learning_rate_rises_stays_and_falls():
         replace(config, warmup_steps=0, cooldown_share=0.0).learning_rate_at(step) for step in range(8)
     } == {1.0}
     assert replace(config, cooldown_share=1.0, warmup_steps=0).learning_rate_at(2) == 0.75
+    assert config.learning_rate_at(8) == config.learning_rate_at(1000) == 0.25
     assert TrainingConfig.spindle().learning_rate_at(99) == 1e-6
 
 

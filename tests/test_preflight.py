@@ -271,7 +271,7 @@ def _step(client: PolicyClient, service: PolicyService, tokens: list[int], name:
             "advantages": types.TensorData.from_numpy(np.ones(len(tokens) - 1, np.float32)),
         },
     )
-    update = client.update(lambda: [[data]], 5, name)
+    update = client.update(lambda: [[data]], 0, name)
     return service.sampler(update.sampler).logprobs(array).result()
 
 
