@@ -19,8 +19,6 @@ from typing import Any
 
 import psutil
 import pytest
-import requests
-from docker.errors import APIError
 
 import swegym_tutorial
 from swegym_tutorial import TrainingConfig, load_tasks
@@ -532,6 +530,9 @@ def test_a_container_that_the_engine_holds_on_to_is_not_taken_for_removed(
     make: Make, small_task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine says each time that it is being removed already: no real one can be held at that."""
+    import requests
+    from docker.errors import APIError
+
     made = make(run="engine holds")
     sandbox = made.open(small_task)
     held = requests.Response()
